@@ -19,16 +19,16 @@ from jaxfleet.runtime.transpile import release_memory as release_memory
 from jaxfleet.strategy import DistributedStrategy as DistributedStrategy
 
 if _TYPE_CHECKING:
-    from jaxfleet.runtime.equivalence import verify as verify
     from jaxfleet.runtime.pserver_entry import ServerStep as ServerStep
     from jaxfleet.runtime.simulated_job import Twin as Twin
+    from jaxfleet.runtime.simulated_job import verify as verify
     from jaxfleet.runtime.trainer_step import TrainerStep as TrainerStep
 
 _HOME_OF = {
     "ServerStep": "pserver_entry",
     "TrainerStep": "trainer_step",
     "Twin": "simulated_job",
-    "verify": "equivalence",
+    "verify": "simulated_job",
 }
 
 

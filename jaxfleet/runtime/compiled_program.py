@@ -182,14 +182,25 @@ def _in_parts(
     def step(
         taken: Mapping[str, Any], others: Mapping[str, Any], fed: Mapping[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        given = [taken[name] for name in parts.given]
-        new, fetched = parts(given, [others[name] for name in kept], [fed[name] for name in data])
+        fetched, written = run_by_name(parts, taken, others, fed)
         # State may also be held elsewhere, where its memory may be donated.
         own = [jnp.array(x, copy=True) if is_lent else x
                for x, is_lent in zip(fetched, lent, strict=True)]  # fmt: skip
-        return own, dict(zip(written, new, strict=True))
+        return own, written
 
     return step
+
+
+def run_by_name(
+    parts: StagedStep, given: Mapping[str, Any], kept: Mapping[str, Any], data: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Runs a program in several executables; returns the fetches and the new state."""
+    new, fetched = parts(
+        [given[name] for name in parts.given],
+        [kept[name] for name in parts.kept],
+        [data[name] for name in parts.data],
+    )
+    return fetched, dict(zip(parts.written, new, strict=True))
 
 
 def _check_state_is_whole(program: Program) -> None:

@@ -17,7 +17,7 @@ from jaxfleet.lower.host_transfer import device_dtype
 from jaxfleet.lower.staged import StagedStep
 from jaxfleet.lower.staged_sharding import layout_for
 from jaxfleet.passes import ShapeReads
-from jaxfleet.runtime.compiled_program import CompiledProgram, prepare, says_cut
+from jaxfleet.runtime.compiled_program import CompiledProgram, prepare, run_by_name, says_cut
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import DeviceMemory, MemoryReport, report_of
 
@@ -111,16 +111,10 @@ class WithinBudget:
         if shapes not in self.fitted:
             self.fitted[shapes] = self._fit(shapes)
         run = self.fitted[shapes].after.function
-        if not isinstance(run, StagedStep):
-            fetched, written = run(given, kept, data)
-            return list(fetched), dict(written)
-        values = (
-            [given[name] for name in run.given],
-            [kept[name] for name in run.kept],
-            [data[name] for name in run.data],
-        )
-        new, fetched = run(*values)
-        return fetched, dict(zip(run.written, new, strict=True))
+        if isinstance(run, StagedStep):
+            return run_by_name(run, given, kept, data)
+        fetched, written = run(given, kept, data)
+        return list(fetched), dict(written)
 
     def _fit(self, shapes: Shapes) -> Fitted:
         program = ShapeReads().run(with_fetch(self.prepared.program, self.names))

@@ -14,13 +14,13 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.process import job_network, serve
-from jaxfleet.runtime.explain_job import undivided_job
 from jaxfleet.runtime.pserver_job import (
     JobPrograms,
     example_of,
     membership,
     programs_for,
     timeouts_of,
+    undivided_job,
 )
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.training_step import Metrics, State

@@ -17,7 +17,6 @@ from jaxfleet.pipeline import Record
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.runtime.evaluation import Evaluating
-from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.memory_report import MemoryReport, fitting, memory_of, report_of
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.pserver_checkpoint import (
@@ -27,7 +26,7 @@ from jaxfleet.runtime.pserver_checkpoint import (
     save_job,
     shrink_table,
 )
-from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.runtime.pserver_job import JobPrograms, explain_job
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState

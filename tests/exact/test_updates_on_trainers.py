@@ -12,7 +12,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import PassError
-from jaxfleet.runtime.explain_job import explain_job
+from jaxfleet.runtime.pserver_job import explain_job
 
 ROWS, FEATURES, OUT = 8, 4, 2
 STRATEGY = jf.DistributedStrategy(min_block_size=4, max_imbalance=0)

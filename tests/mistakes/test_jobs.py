@@ -11,8 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError, ProgramError, StrategyError
-from jaxfleet.runtime.equivalence import _difference
-from jaxfleet.runtime.simulated_job import Twin
+from jaxfleet.runtime.simulated_job import Twin, _difference
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.mistakes.common import batch, refused, training, wrapped
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.runtime.explain_job import explain_job
+from jaxfleet.runtime.pserver_job import explain_job
 from jaxfleet.runtime.simulated_job import Twin
 from tests.modes.linear import batch, start, twin
 

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.lower.partition import rows_of
 from jaxfleet.runtime.memory_report import TrainerMemory
 from tests.runtime.comparing import assert_close, distributed, on_one_device, tolerance
 from tests.zoo import ZOO, Case
@@ -104,7 +103,7 @@ def test_names_that_are_shared_and_released_change_no_result(
             twin = jf.Twin(train_step, (state, batch), strategy)
             result = twin.run(state, [batch, batch])
             job = twin.programs()
-            memory = TrainerMemory(job.trainer, rows_of(job.trainer, 8), twin.cache)
+            memory = TrainerMemory(job.trainer, jax.devices()[0], 8, twin.cache)
             found.append((job.trainer, (result.states, result.metrics)))
             taken.append((memory.peak().bytes, memory.executables))
             continue
