@@ -97,6 +97,10 @@ def test_a_trainer_drops_what_nothing_reads_whether_a_program_says_so_or_not() -
     [
         ("b: f32[4] = jax.neg(a)", "'a' is read after delete_var let it go"),
         ("delete_var(X=a)", "'a' is let go twice"),
+        (
+            "b: f32[4] = jax.cond(0:i32) {branches=[^1]}\n  block 1 () -> (a)",
+            "'a' is read after delete_var let it go",
+        ),
         ("a = jax.neg(x)\n      b: f32[4] = jax.neg(a)", ""),
     ],
 )
