@@ -121,7 +121,6 @@ class Numbering:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def literal(self, literal: Literal) -> int:
-        """Returns the number of a known scalar."""
         number = self.number(literal)
         self._literals[number] = literal
         return number
@@ -155,7 +154,6 @@ class Numbering:
         return cases[place] if chosen_by == which else value
 
     def shape(self, variable: Variable) -> tuple[Size, ...]:
-        """Returns a variable's shape with letters replaced."""
         return tuple(substitute(size, self.sizes) for size in variable.shape)
 
     def attrs(self, attrs: Attrs) -> Attrs:

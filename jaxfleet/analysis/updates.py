@@ -128,7 +128,6 @@ class Updates:
         return self._looked_up(lambda op: bool(op.attrs.get("is_distributed")))
 
     def _looked_up(self, is_wanted: Callable[[Operator], bool]) -> frozenset[str]:
-        """Returns the tables that operators of some kind look up."""
         return frozenset(
             name
             for op in self.program.root.ops
@@ -138,5 +137,4 @@ class Updates:
         )
 
     def variable(self, name: str) -> Variable:
-        """Returns the declaration of a variable of block 0, or of the program."""
         return self.program.lookup(name)

@@ -7,8 +7,9 @@ from math import prod
 from typing import TypeAlias
 
 from jaxfleet.analysis.flow import Effects, OuterUses, Uses
+from jaxfleet.analysis.memory.costs import itemsize
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attrs, Block, Operands, Operator, Program, Role, Variable
+from jaxfleet.ir import Attrs, Block, Operands, Operator, Program, Role
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _ALLREDUCE = "c_allreduce_sum"
@@ -167,19 +168,12 @@ def _size_bytes(program: Program, block: Block, op: Operator) -> int | None:
     """Returns the bytes that an operator reduces, or None if it cannot join a bucket."""
     if op.type != _ALLREDUCE or not op.reads or len(op.reads) != len(op.inputs):
         return None
-    sizes = [_array_bytes(program.lookup(name, block)) for name in op.reads]
-    dtypes = {program.lookup(name, block).dtype for name in op.reads}
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) and len(dtypes) == 1 else None
-
-
-def _array_bytes(variable: Variable) -> int | None:
-    """Returns an array's bytes, or None if known only at run time."""
-    sizes = [size for size in variable.shape if isinstance(size, int)]
-    bits = re.search(r"\d+", variable.dtype)
-    if len(sizes) != len(variable.shape) or bits is None:
-        return None
-    return prod(sizes) * max(1, int(bits.group()) // 8)
+    variables = [program.lookup(name, block) for name in op.reads]
+    known = [[size for size in v.shape if isinstance(size, int)] for v in variables]
+    is_known = [len(sizes) for sizes in known] == [len(v.shape) for v in variables]
+    dtype = variables[0].dtype
+    is_alike = all(v.dtype == dtype for v in variables) and re.search(r"\d", dtype) is not None
+    return sum(map(prod, known)) * itemsize(dtype) if is_known and is_alike else None
 
 
 def _joined(operands: Sequence[Operands]) -> Operands:

@@ -180,7 +180,6 @@ class LoadBalance:
 
     @property
     def fullest(self) -> int:
-        """The bytes of the fullest server."""
         return max(self.held_bytes.values(), default=0)
 
     @property

@@ -89,7 +89,6 @@ class SideTraffic:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yields a line for each kind of side traffic."""
         unsized = f"; {self.of_the_batch} of the batch's size not counted"
         unsized = unsized if self.of_the_batch else ""
         if self.count:

@@ -69,7 +69,6 @@ class TransferPlan:
             yield f"whole: {joined_names(params)}: {why}"
 
     def to_json(self) -> dict[str, object]:
-        """Returns the plan as JSON-serializable data."""
         return {
             "program": self.name,
             "trainers": self.trainers,

@@ -39,7 +39,6 @@ class Sharding:
 
     @property
     def is_partial(self) -> bool:
-        """Whether each device has a partial result."""
         return self.layout is ShardingKind.PARTIAL
 
     @property
@@ -49,7 +48,6 @@ class Sharding:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each device has its own rows."""
         return self.layout is ShardingKind.SHARDED
 
 
