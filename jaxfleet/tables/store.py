@@ -302,11 +302,9 @@ class TableStore:
         return {name: self._columns[name].take(slots) for name in self._evictions.order}
 
     def _are_there(self, keys: np.ndarray) -> np.ndarray:
-        there: np.ndarray = self._index.find(keys) != NOWHERE
-        return there
+        return self._index.find(keys) != NOWHERE
 
     def _remove(self, keys: np.ndarray) -> int:
-        """Removes the rows of unique keys; returns the number that were present."""
         if self._evictions.is_bounded:
             self._evictions.remove(keys[self._are_there(keys)])
         return len(self._index.remove(keys))

@@ -4,8 +4,9 @@ For a collective, a server reduces the arrays of all trainers in their order, or
 them. The rest of the collective runs here, identically on every trainer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,7 @@ class Copies:
     received_copies: int = 0
 
     def __add__(self, other: "Copies") -> "Copies":
-        return Copies(
-            self.sent + other.sent,
-            self.sent_copies + other.sent_copies,
-            self.received + other.received,
-            self.received_copies + other.received_copies,
-        )
+        return Copies(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass
@@ -210,11 +206,14 @@ class HostRun:
                 self.host.push_rows(op.reads[0], self._on_host(op.reads[0]))
 
     def _split(self, op: Operator) -> None:
-        whole, start = self._on_host(op.reads[0]), 0
-        for name in op.writes:
+        self.values.update(self._slices(self._on_host(op.reads[0]), op.writes))
+
+    def _slices(self, whole: np.ndarray, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        start = 0
+        for name in names:
             rows = self.host.variable(name).shape[0]
             assert isinstance(rows, int)
-            self.values[name] = whole[start : start + rows]
+            yield name, whole[start : start + rows]
             start += rows
 
     def _send(self, op: Operator) -> None:
@@ -282,13 +281,8 @@ class HostRun:
 
     def _prepare(self, op: Operator) -> None:
         """Allocates the buffer of a concat, so that its parts are received in place."""
-        whole, start = self._buffer(op.writes[0]), 0
-        for name in op.reads:
-            rows = self.host.variable(name).shape[0]
-            assert isinstance(rows, int)
-            self.targets[name] = whole[start : start + rows]
-            start += rows
-        self.joined[op.writes[0]] = whole
+        whole = self.joined[op.writes[0]] = self._buffer(op.writes[0])
+        self.targets.update(self._slices(whole, op.reads))
 
     def _take(self, tensors: Sequence[Tensor]) -> None:
         """Takes received values; whole ones go to the device while others are in flight."""

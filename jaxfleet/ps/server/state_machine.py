@@ -17,7 +17,6 @@ from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.liveness import LivenessMonitor
-from jaxfleet.ps.server.membership import DepartureRecord, Membership
 from jaxfleet.ps.server.metrics import ServerMetrics, TrainerMetrics
 from jaxfleet.ps.server.options import SaveFolders, ServerIdentity, ServerOptions
 from jaxfleet.ps.server.outbox import (
@@ -31,6 +30,7 @@ from jaxfleet.ps.server.outbox import (
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.trainer_registry import TrainerRegistry, trainer_number
+from jaxfleet.ps.server.trainer_sessions import DepartureRecord, TrainerSessions
 from jaxfleet.tables import TableStore
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
 
@@ -76,14 +76,14 @@ class ServerCore:
         self._router.on_load = self._collectives.forget
         record = DepartureRecord(own.series.root, options.launch_id) if own is not None else None
         common = self.outbox, self.trainers, self._router, self._collectives
-        self._membership = Membership(endpoint, *common, self._me, options.server, record)
+        self._sessions = TrainerSessions(endpoint, *common, self._me, options.server, record)
         self._liveness = LivenessMonitor(*common, clock())
         self._handlers = self._requests()
-        if own is not None and (restored := own.restore(self._membership.note_damage)) is not None:
+        if own is not None and (restored := own.restore(self._sessions.note_damage)) is not None:
             self._router.restore(restored)
             self.trainers.restored = restored.job_program
             self.trainers.text = self._me.text = restored.retained.text
-            self._membership.resume()
+            self._sessions.resume()
         elif record is not None:
             record.clear()
 
@@ -158,7 +158,7 @@ class ServerCore:
             if message.sender.startswith("server "):
                 self._from_server(message)
             elif message.kind is Kind.HELLO:
-                self._membership.hello(peer, message, self._clock())
+                self._sessions.hello(peer, message, self._clock())
             else:
                 self._from_trainer(peer, message)
         except RequestError as refusal:
@@ -186,8 +186,8 @@ class ServerCore:
             body: dict[str, Plain] = {**self._word(now), "program": self._me.program}
             self._links.beat(body, self.outbox.name, now, self.options.heartbeat_s)
         lifeless = self._liveness.look_for_life(now)
-        if lifeless is not None and self._membership.awaits_rerun:
-            self._membership.awaits_rerun = False
+        if lifeless is not None and self._sessions.awaits_rerun:
+            self._sessions.awaits_rerun = False
         elif lifeless is not None and not self.finished:
             self.failure = lifeless
         return self._carried()
@@ -252,12 +252,12 @@ class ServerCore:
     def finished(self) -> bool:
         if self.failure is not None:
             return True
-        has_work = self._tasks or self.outbox.tasks or self._membership.awaits_rerun
+        has_work = self._tasks or self.outbox.tasks or self._sessions.awaits_rerun
         return self.stopped or (self.trainers.all_left() and not has_work)
 
     @property
     def servers(self) -> list[str]:
-        return self._membership.servers
+        return self._sessions.servers
 
     @property
     def step(self) -> int:
@@ -266,10 +266,10 @@ class ServerCore:
     def end(self) -> None:
         """Ends: a restart then begins another run, if all trainers have left."""
         if self.failure is None:
-            self._membership.end()
+            self._sessions.end()
 
     def _bye(self, request: Request) -> None:
-        self._membership.bye(request)
+        self._sessions.bye(request)
         self._liveness.look_at_waits(self._clock())
 
     def _word(self, now: float, trainer: int = 0) -> dict[str, Plain]:

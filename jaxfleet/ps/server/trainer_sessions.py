@@ -1,4 +1,4 @@
-"""Arrivals and departures of trainers: hellos and byes.
+"""Sessions of trainers, from hello to bye.
 
 The first hello gives a server its job and its number. Departures are recorded on disk, for a server
 that is restarted when some trainers have ended.
@@ -76,8 +76,8 @@ class DepartureRecord:
 
 
 @dataclass
-class Membership:
-    """The trainers that take part: handles hellos, which set the server's name and job, and byes.
+class TrainerSessions:
+    """Sessions of trainers: handles hellos, which set the server's name and job, and byes.
 
     Attributes:
         endpoint: the server's endpoint, as trainers name it.
