@@ -67,7 +67,7 @@ class ReplayBudget:
                 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RequestSender:
     """Numbers and sends a trainer's messages.
 

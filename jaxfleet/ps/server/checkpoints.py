@@ -191,7 +191,8 @@ class RetainedValues:
         for key, array in _under(_PART, arrays).items():
             step, _, name = key.partition("/")
             parts.setdefault(int(step), {})[name] = array
-        shrunk = {name: (token, count) for name, (token, count) in facts["shrunk"].items()}
+        last = facts.get("shrunk", {})
+        shrunk = {name: (token, count) for name, (token, count) in last.items()}
         extras = _under(_EXTRA, arrays)
         return cls(extras, facts["extras_step"], parts, shrunk, arrays.get(_TEXT))
 
