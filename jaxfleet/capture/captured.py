@@ -15,7 +15,7 @@ import numpy as np
 from jaxfleet.capture.arguments import Arguments, names_of, read_arguments
 from jaxfleet.capture.nnx_objects import check_shared, has_objects
 from jaxfleet.capture.primitives import NOT_WRAPPED, traced_before
-from jaxfleet.capture.signature import Signature
+from jaxfleet.capture.signature import Signature, is_iterator
 from jaxfleet.capture.trace import Step, Traced, trace, types_of_results
 from jaxfleet.capture.trace_equivalence import different_results, unlike
 from jaxfleet.errors import CaptureError, JaxfleetError
@@ -125,8 +125,8 @@ def _noting_arguments(step: Callable[..., Any], example: tuple[Any, ...]) -> Ite
 
 def _is_given(name: str, value: Any) -> str:
     """Returns a name and its value's type: `x: f32[8,3]`, `state: dict of 3 arrays`."""
-    leaves = jax.tree_util.tree_leaves(value)
-    if jax.tree_util.all_leaves([value]):
+    leaves = jax.tree_util.tree_leaves(value, is_leaf=is_iterator)
+    if is_iterator(value) or jax.tree_util.all_leaves([value]):
         dtype = getattr(value, "dtype", None)
         of = type(value).__name__ if dtype is None else dtype_text(dtype)
         return f"{name}: {of}[{','.join(map(str, np.shape(value)))}]"
@@ -314,27 +314,6 @@ def _place(line: Source | None) -> str:
     return " ".join(line.where().split()) if line is not None else "no line of yours"
 
 
-_INSTEAD = {  # by a part of jax's message about a failed symbolic trace
-    "Cannot divide evenly": (
-        "to keep any size, write x.reshape(n, x.shape[0] // n, ...) instead of a size of -1"
-    ),
-    "interpreted as an integer": (
-        "to keep any size, use jnp where Python or numpy takes the number of rows: jnp.mean for "
-        "a sum over float(len(x)), jnp.arange(x.shape[0]) for a range"
-    ),
-    "requires a constant": (
-        "to keep any size, do not compare the number of rows in Python, and draw random orders "
-        "outside of the step"
-    ),
-    "inconclusive": "to keep any size, do not compare the number of rows in Python",
-}
-_PAIR = 2  # a state and a batch
-_LONGEST = 200  # characters of a third-party error message
-
-
-_OBJECTS = 50_000  # allocations between two collections; Python's default is 700
-
-
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Runs the cyclic garbage collector rarely until the block ends.
@@ -353,3 +332,22 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+_OBJECTS = 50_000  # allocations between two collections; Python's default is 700
+_INSTEAD = {  # by a part of jax's message about a failed symbolic trace
+    "Cannot divide evenly": (
+        "to keep any size, write x.reshape(n, x.shape[0] // n, ...) instead of a size of -1"
+    ),
+    "interpreted as an integer": (
+        "to keep any size, use jnp where Python or numpy takes the number of rows: jnp.mean for "
+        "a sum over float(len(x)), jnp.arange(x.shape[0]) for a range"
+    ),
+    "requires a constant": (
+        "to keep any size, do not compare the number of rows in Python, and draw random orders "
+        "outside of the step"
+    ),
+    "inconclusive": "to keep any size, do not compare the number of rows in Python",
+}
+_PAIR = 2  # a state and a batch
+_LONGEST = 200  # characters of a third-party error message

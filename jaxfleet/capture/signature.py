@@ -42,7 +42,7 @@ def leaf_names(tree: Any, prefix: str, *, bare: bool) -> list[str]:
     """
     names: dict[str, None] = {}
     others = tuple(f"{name}/" for name in _PREFIXES)
-    for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_iterator)[0]:
+    for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_iterator)[0]:
         text = path_text(path)
         keep = bare and text[:1].isalpha() and not f"{text}/".startswith(others)
         keep |= text.startswith(f"{prefix}/")  # an argument of that name
@@ -58,7 +58,7 @@ def leaves_of(
     Raises:
         CaptureError: a leaf is something else; the error names its path, and points at `source`.
     """
-    values = jax.tree_util.tree_leaves(tree, is_leaf=_is_iterator)
+    values = jax.tree_util.tree_leaves(tree, is_leaf=is_iterator)
     names = leaf_names(tree, prefix, bare=bare)
     leaves = []
     for name, value in zip(names, values, strict=True):
@@ -119,7 +119,7 @@ def _first_unlike(before: Any, after: Any) -> int | None:
     return next((at for at, (x, y) in enumerate(zip(before, after, strict=True)) if x != y), None)
 
 
-def _is_iterator(value: Any) -> bool:
+def is_iterator(value: Any) -> bool:
     """Whether a value is a generator or similar, of which jax would warn."""
     return isinstance(value, Iterator)
 
