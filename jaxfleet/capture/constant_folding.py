@@ -37,6 +37,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "jax.eq": operator.eq,
     "jax.ne": operator.ne,
 }
+_IN_BOUNDS = Word("GatherScatterMode.PROMISE_IN_BOUNDS")
 
 
 def known_literal(literal: Literal) -> Known | None:
@@ -112,9 +113,6 @@ def _fits(array: Known, low: int, high: int) -> bool:
     """Whether nothing overflows; a size never does, as jax assumes too."""
     values = array.ravel().tolist()
     return all(isinstance(value, Dim) or low <= value <= high for value in values)
-
-
-_IN_BOUNDS = Word("GatherScatterMode.PROMISE_IN_BOUNDS")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,19 @@ from jaxfleet.ops import jax_adapter
 from jaxfleet.ops.jax_adapter import Equation, Jaxpr
 from jaxfleet.ops.user_frames import line_of_error
 
+_RAISES = ("equinox._errors", "_error.<locals>.raises")
+_TYPES = {
+    "scan": "jax.scan",
+    "while": "jax.while",
+    "cond": "jax.cond",
+    "reduce": "jax.reduce",
+    "remat2": "jax.remat2",
+    "checkpoint": "jax.remat2",
+}
+_PLACEMENTS = frozenset({"device_put", "mesh_cast", "reshard", "sharding_constraint"})
+NOT_WRAPPED = "no optimizer is wrapped"
+_DIVISIONS = frozenset({"pmap", "shard_map", "xla_pmap"})
+
 
 def is_foreign(eqn: Equation) -> bool:
     """Whether programs have no name for an equation's primitive."""
@@ -78,9 +91,6 @@ def _alike(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
     )
 
 
-_RAISES = ("equinox._errors", "_error.<locals>.raises")
-
-
 @dataclass(frozen=True)
 class Check:
     """A branch that passes values through, or raises."""
@@ -116,16 +126,6 @@ def _messages(eqn: Equation) -> tuple[str, ...] | None:
     if names != _RAISES:
         return None
     return tuple(map(str, inspect.getclosurevars(function).nonlocals["msgs"]))
-
-
-_TYPES = {
-    "scan": "jax.scan",
-    "while": "jax.while",
-    "cond": "jax.cond",
-    "reduce": "jax.reduce",
-    "remat2": "jax.remat2",
-    "checkpoint": "jax.remat2",
-}
 
 
 def is_loop(eqn: Equation) -> bool:
@@ -176,11 +176,6 @@ def read_loop(eqn: Equation, block: Callable[[Jaxpr], BlockRef]) -> tuple[str, A
                 "prevent_cse": jax_adapter.encode(params["prevent_cse"]),
             }
     return _TYPES[name], Attrs(attrs)
-
-
-_PLACEMENTS = frozenset({"device_put", "mesh_cast", "reshard", "sharding_constraint"})
-NOT_WRAPPED = "no optimizer is wrapped"
-_DIVISIONS = frozenset({"pmap", "shard_map", "xla_pmap"})
 
 
 def has_effect(name: str, source: Source) -> CaptureError:

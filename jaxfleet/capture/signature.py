@@ -18,6 +18,13 @@ _PREFIXES = ("state", "batch", "metrics")  # prefixes of the variables of the th
 _LISTED = 8  # keys of a dict listed in a message
 OTHER_ATTRIBUTE = "and is one with"  # in the message about nodes of the same class
 _LONGEST = 40  # characters of an attribute in a message
+_HINTS = {
+    "argument": "bind what is not an array with functools.partial, static arguments too",
+    "state": "keep what is no array out of the pytree: close over it, or make the field static "
+    "(flax.struct.field(pytree_node=False))",
+    "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is no array",
+    "metrics": "return arrays as metrics, and add names and the like outside of the step",
+}
 
 
 @dataclass(frozen=True)
@@ -164,15 +171,6 @@ def _not_an_array(name: str, value: Any, what_tree: str, source: Source | None) 
 
 def _type_name(value: Any) -> str:
     return type(value).__name__
-
-
-_HINTS = {
-    "argument": "bind what is not an array with functools.partial, static arguments too",
-    "state": "keep what is no array out of the pytree: close over it, or make the field static "
-    "(flax.struct.field(pytree_node=False))",
-    "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is no array",
-    "metrics": "return arrays as metrics, and add names and the like outside of the step",
-}
 
 
 @dataclass(frozen=True)

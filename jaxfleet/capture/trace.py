@@ -39,6 +39,7 @@ from jaxfleet.ops.user_frames import line_of_function
 BATCH_LETTER = "b"
 
 Step: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+_STATE = "outer/"
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,6 @@ def _variables(leaves: Sequence[Leaf], specs: Sequence[Any], kind: Kind) -> list
         )
         for leaf, spec in zip(leaves, specs, strict=False)
     ]
-
-
-_STATE = "outer/"
 
 
 def trace_outer(optimizer: Any, params: Sequence[Variable]) -> Program:

@@ -24,6 +24,20 @@ from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
 Run = Callable[..., Sequence[Array]]
+_X86 = ("x86_64", "AMD64")  # values of `platform.machine`
+_WITHOUT_CHOICE: Mapping[str, str | bool] = {
+    "xla_cpu_max_isa": "AVX",  # the last without fused products
+    "xla_cpu_prefer_vector_width": "64",  # bits: too few for vectors
+}
+_APPROXIMATED = frozenset(
+    f"jax.{name}"
+    for name in (
+        *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e"),
+        *("cbrt", "cos", "cosh", "digamma", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
+        *("igamma", "igammac", "lgamma", "log", "log1p", "logistic", "polygamma", "pow"),
+        *("regularized_incomplete_beta", "sin", "sinh", "tan", "tanh", "zeta"),
+    )
+)
 
 
 @dataclass
@@ -265,50 +279,6 @@ def _declared(program: Program, name: str, block: Block) -> tuple[int, Mapping[s
             return -1, program.variables
         at = program.blocks[at.parent]
     return at.index, at.variables
-
-
-_X86 = ("x86_64", "AMD64")  # values of `platform.machine`
-_WITHOUT_CHOICE: Mapping[str, str | bool] = {
-    "xla_cpu_max_isa": "AVX",  # the last without fused products
-    "xla_cpu_prefer_vector_width": "64",  # bits: too few for vectors
-}
-_APPROXIMATED = frozenset(
-    {
-        "jax.acos",
-        "jax.acosh",
-        "jax.asin",
-        "jax.asinh",
-        "jax.atan",
-        "jax.atan2",
-        "jax.atanh",
-        "jax.bessel_i0e",
-        "jax.bessel_i1e",
-        "jax.cbrt",
-        "jax.cos",
-        "jax.cosh",
-        "jax.digamma",
-        "jax.erf",
-        "jax.erf_inv",
-        "jax.erfc",
-        "jax.exp",
-        "jax.exp2",
-        "jax.expm1",
-        "jax.igamma",
-        "jax.igammac",
-        "jax.lgamma",
-        "jax.log",
-        "jax.log1p",
-        "jax.logistic",
-        "jax.polygamma",
-        "jax.pow",
-        "jax.regularized_incomplete_beta",
-        "jax.sin",
-        "jax.sinh",
-        "jax.tan",
-        "jax.tanh",
-        "jax.zeta",
-    }
-)
 
 
 def compiler_options(program: Program, block: Block) -> dict[str, str | bool]:

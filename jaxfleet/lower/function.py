@@ -12,6 +12,8 @@ from jaxfleet.ir import Dim, Kind, Program, Size, Variable, evaluate
 from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
+Values: TypeAlias = Mapping[str, Array]
+
 
 def bind_sizes(fed: Iterable[tuple[Variable, Sequence[int]]]) -> dict[str, int]:
     """Returns a number for every letter in the shapes of `fed`, given the shapes of its values.
@@ -48,9 +50,6 @@ def _misfit(
     given = "".join(f" with {letter}={number}" for letter, number in (sizes or {}).items())
     what = f"'{variable.name}' is fed an array of shape [{found}], but it is {variable.type}{given}"
     return FeedError(what, hint="feed what the program declares")
-
-
-Values: TypeAlias = Mapping[str, Array]
 
 
 @dataclass(frozen=True)

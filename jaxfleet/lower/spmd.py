@@ -20,6 +20,9 @@ AXIS = "data"
 OWN = -1  # instead of an axis: per device, concatenated along an additional leading axis
 
 Body: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+Shape: TypeAlias = tuple[int, ...]
+UnevenValues: TypeAlias = Mapping[str, Array]
+Values: TypeAlias = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -137,10 +140,6 @@ def _join(value: Any, axis: int | None, _: int) -> Any:
 def axis_spec(axis: int | None) -> PartitionSpec:
     """Returns the spec of an array that is cut along an axis, replicated, or per device."""
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
-
-
-Shape: TypeAlias = tuple[int, ...]
-UnevenValues: TypeAlias = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -261,9 +260,6 @@ def _pad(value: Array, shape: Shape) -> Array:
     if value.shape == shape:
         return value
     return jnp.pad(value, [(0, wide - size) for size, wide in zip(value.shape, shape, strict=True)])
-
-
-Values: TypeAlias = dict[str, Array]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.scope import OfRanks, Scope
 
 Shape: TypeAlias = tuple[int, ...]
+# The jitted function, and the function that returns the shapes of each rank's fetches.
+_Run: TypeAlias = tuple[Any, Callable[[Sequence[Array]], Sequence[tuple[Shape, ...]]]]
+_OWN = ("gen_nccl_id", "c_comm_init")  # operators that differ from rank to rank
+_MOST_SHOWN = 4  # feeds, in a line for other processes
+_SEED = re.compile(r"\bseed=\d+")  # ranks may draw apart: what must match is broadcast
 
 
 @dataclass(frozen=True)
@@ -107,13 +112,6 @@ class Fetched:
         padded = np.split(np.asarray(self.values[place]), len(self.shapes))
         cuts = [tuple(slice(0, size) for size in own[place]) for own in self.shapes]
         return [part[cut].copy() for part, cut in zip(padded, cuts, strict=True)]
-
-
-# The jitted function, and the function that returns the shapes of each rank's fetches.
-_Run: TypeAlias = tuple[Any, Callable[[Sequence[Array]], Sequence[tuple[Shape, ...]]]]
-_OWN = ("gen_nccl_id", "c_comm_init")  # operators that differ from rank to rank
-_MOST_SHOWN = 4  # feeds, in a line for other processes
-_SEED = re.compile(r"\bseed=\d+")  # ranks may draw apart: what must match is broadcast
 
 
 def rank_count(program: Program) -> int:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # ranks have no client
     from jaxfleet.ps.client.client import Client
 
 _KEEPING = "distribute with strategy=DistributedStrategy(donate=False)"
+# Deadlines may differ between ranks; an outer optimizer is part of the program's text.
+_OWN = {"lost_after_s", "step_timeout_s", "connect_s", "outer"}
 
 
 def check_state(leaves: Sequence[Any], tree: Any, captured: Captured) -> None:
@@ -206,10 +208,6 @@ def _lies_so(value: jax.Array, sharding: Any) -> bool:
 def _buffer(array: Any) -> int:
     address: int = array.addressable_data(0).unsafe_buffer_pointer()
     return address
-
-
-# Deadlines may differ between ranks; an outer optimizer is part of the program's text.
-_OWN = {"lost_after_s", "step_timeout_s", "connect_s", "outer"}
 
 
 def description(

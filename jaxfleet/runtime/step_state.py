@@ -30,6 +30,10 @@ from jaxfleet.lower.host_transfer import device_dtype, is_key, to_device
 from jaxfleet.runtime.checkpointing import on_host
 from jaxfleet.runtime.step_inputs import check_state, place_state
 
+Begin: TypeAlias = str | int | float
+_EACH = "@EACH"  # name in checkpoints of a leaf's values on all devices: `m@EACH`
+_WHERE = "the devices, each its own"
+
 
 class Handle:
     """A leaf of the state that lives on servers; it holds no memory, and cannot be read.
@@ -125,11 +129,6 @@ class NewestState:
 
 def _stand_in(handle: Handle) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(handle.shape, handle.dtype)
-
-
-Begin: TypeAlias = str | int | float
-_EACH = "@EACH"  # name in checkpoints of a leaf's values on all devices: `m@EACH`
-_WHERE = "the devices, each its own"
 
 
 def beside(program: Program) -> dict[str, Begin]:
