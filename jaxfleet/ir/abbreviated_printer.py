@@ -58,11 +58,7 @@ _DETAILS = (
 
 
 def print_folded(
-    program: Program,
-    *,
-    keep: Callable[[Operator], bool],
-    max_lines: int = 120,
-    source: bool = True,
+    program: Program, *, keep: Callable[[Operator], bool], max_lines: int = 120, source: bool = True
 ) -> str:
     """Returns a program's text with less important lines folded into comments.
 

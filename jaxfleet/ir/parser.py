@@ -7,15 +7,7 @@ from jaxfleet.errors import ProgramError, TextError
 from jaxfleet.ir.attributes import Attrs, Operand
 from jaxfleet.ir.dims import Size
 from jaxfleet.ir.lexer import MOST_NESTED, Line
-from jaxfleet.ir.program import (
-    NO_ATTRS,
-    NO_OPERANDS,
-    NO_SOURCE,
-    Block,
-    Operator,
-    Program,
-    Role,
-)
+from jaxfleet.ir.program import NO_ATTRS, NO_OPERANDS, NO_SOURCE, Block, Operator, Program, Role
 from jaxfleet.ir.source import Source
 from jaxfleet.ir.value_parser import (
     read_attrs,

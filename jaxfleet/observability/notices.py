@@ -52,10 +52,7 @@ class LongWait:
     """Logs a wait once, when it has taken 15 seconds."""
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        say: Callable[[str], None] = alert,
+        self, clock: Callable[[], float] = time.monotonic, *, say: Callable[[str], None] = alert
     ) -> None:
         self._clock, self._say = clock, say
         self._since = clock()

@@ -153,10 +153,7 @@ _WHOLE: Mapping[str, int] = MappingProxyType({})
 
 
 def table_pieces(
-    stores: Iterable[RowKeeper],
-    *,
-    buckets: range = ALL_BUCKETS,
-    since: Mapping[str, int] = _WHOLE,
+    stores: Iterable[RowKeeper], *, buckets: range = ALL_BUCKETS, since: Mapping[str, int] = _WHOLE
 ) -> Iterator[Piece]:
     """Yields the contents of stores as pieces for `write_part`, along with a server's other values.
 
