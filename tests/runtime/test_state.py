@@ -38,6 +38,30 @@ def test_a_step_takes_the_memory_of_the_state_it_returned(devices: int) -> None:
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(again))
 
 
+@jax.tree_util.register_pytree_node_class
+class Scale:
+    """A node whose constructor makes arrays of its leaves, as jmp's loss scales."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = jnp.asarray(value, jnp.float32)
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array], None]:
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[Any]) -> "Scale":
+        return cls(*leaves)
+
+
+def test_a_tree_whose_constructor_makes_arrays_is_a_state() -> None:
+    def step(scale: Scale, batch: Any) -> tuple[Scale, Any]:
+        return Scale(scale.value * 2), batch.sum() * scale.value
+
+    made = jf.distribute(step, (Scale(1.0), np.ones(8, "f4")), jf.DistributedStrategy(devices=2))
+    state, total = made(*made(Scale(1.0), np.ones(8, "f4"))[:1], np.ones(8, "f4"))
+    assert [float(state.value), float(total)] == [4.0, 16.0]
+
+
 @pytest.mark.parametrize("devices", [1, 4])
 def test_without_donation_a_state_can_be_used_again(devices: int) -> None:
     step, state = distributed(jf.DistributedStrategy(devices=devices, donate=False))
