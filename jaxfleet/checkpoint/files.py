@@ -10,9 +10,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
-from jaxfleet.checkpoint.manifest import Count, Digest, Plain, Record, Table, Text, read_record
+from msgspec import ValidationError, convert
+
+from jaxfleet.checkpoint.manifest import Count, Digest, Plain
 from jaxfleet.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
@@ -144,10 +147,10 @@ DAMAGED = "the checkpoint is damaged: restore another one"
 
 @dataclass(frozen=True)
 class _Sealed:
-    format: Text
+    format: str
     version: Count
     sha256: Digest = ""
-    content: Table = field(default_factory=dict)
+    content: Mapping[str, object] = field(default_factory=dict)
 
 
 def write_sealed(path: Path, content: Mapping[str, object]) -> str:
@@ -156,6 +159,9 @@ def write_sealed(path: Path, content: Mapping[str, object]) -> str:
     sealed = {"format": FORMAT, "version": VERSION, "sha256": sha256, "content": content}
     replace_file(path, json.dumps(sealed, indent=1, allow_nan=False, default=vars).encode())
     return sha256
+
+
+Record = TypeVar("Record")
 
 
 def read_sealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
@@ -170,14 +176,14 @@ def read_sealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"cannot read {path}: {error.strerror}", hint=DAMAGED) from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ValidationError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}", hint=DAMAGED) from error
 
 
 def _unsealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ValueError(f"it has {size} bytes, and no manifest is so long")
-    sealed = read_record(_Sealed, json.loads(path.read_bytes()))
+    sealed = convert(json.loads(path.read_bytes()), _Sealed)
     if sealed.format != FORMAT:
         raise ValueError(f"its format is not `{FORMAT}`")
     if sealed.version != VERSION:
@@ -186,7 +192,7 @@ def _unsealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
         raise CheckpointError(f"{what}; this jaxfleet reads version {VERSION}", hint=hint)
     if _digest(sealed.content) != sealed.sha256:
         raise ValueError("its content has another checksum than it says")
-    return read_record(kind, sealed.content), sealed.sha256
+    return convert(sealed.content, kind), sealed.sha256
 
 
 def _digest(content: Mapping[str, object]) -> str:

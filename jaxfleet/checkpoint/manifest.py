@@ -1,105 +1,23 @@
 """Manifests: records of pieces, of parts and of a checkpoint, and their reading from plain data."""
 
 import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from functools import cache
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Self,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Self, TypeAlias
 
 import ml_dtypes
 import numpy as np
+from msgspec import Meta, ValidationError, convert
 
 from jaxfleet.errors import CheckpointError
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
-Record = TypeVar("Record")
 
 MAX_RANK = 32  # tensorstore's limit
 MAX_SIZE = 2**62  # tensorstore's limit; numpy can still multiply it by 1, no more
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
-# Types of fields: the type of their data, what must hold for it, and its name in errors.
-Text: TypeAlias = Annotated[str, lambda _: True, "a text"]
-Flag: TypeAlias = Annotated[bool, lambda _: True, "true or false"]
-Table: TypeAlias = Annotated[Mapping[str, object], lambda _: True, "a table"]
-Count: TypeAlias = Annotated[int, lambda n: 0 <= n < MAX_SIZE, "a whole number of at least 0"]
-Digest: TypeAlias = Annotated[str, _SHA256.fullmatch, "a sha256"]
-
-
-def read_record(kind: type[Record], plain: object, at: str = "") -> Record:
-    """Returns a dataclass from plain data, as from JSON; unknown keys are ignored.
-
-    A field holds data of one of the types above, a record, a tuple of these, or one of these or
-    None.
-
-    Raises:
-        ValueError: the path of a field, as `pieces[2].start`, and what it is not.
-    """
-    if not isinstance(plain, dict):
-        raise ValueError(f"`{at or '$'}` is not a table")  # noqa: TRY004  # one kind for bad data
-    found = {}
-    for name, read, is_required in _fields_of(kind):  # type: ignore[arg-type]  # classes hash
-        path = f"{at}.{name}" if at else name
-        if name in plain:
-            found[name] = read(plain[name], path)
-        elif is_required:
-            raise ValueError(f"`{path}` is missing")
-    return kind(**found)
-
-
-_Reader: TypeAlias = Callable[[object, str], object]  # of a value at a path
-
-
-@cache
-def _fields_of(kind: type[Any]) -> list[tuple[str, _Reader, bool]]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        (each.name, _reader(hints[each.name]), each.default is MISSING is each.default_factory)
-        for each in fields(kind)
-    ]
-
-
-def _reader(hint: Any) -> _Reader:
-    origin, (inner, *more) = get_origin(hint), get_args(hint) or (hint,)
-    if origin is Annotated:
-        return _checked(get_origin(inner) or inner, *more)
-    if origin is tuple:
-        return _listed(_reader(inner))
-    if origin in {Union, UnionType}:
-        read = _reader(inner)
-        return lambda value, path: None if value is None else read(value, path)
-    return lambda value, path: read_record(hint, value, path)
-
-
-def _checked(kind: type, holds: Callable[[Any], object], name: str) -> _Reader:
-    def read(value: object, path: str) -> object:
-        fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-        if not fits or not holds(value):
-            raise ValueError(f"`{path}` is not {name}")
-        return value
-
-    return read
-
-
-def _listed(read: _Reader) -> _Reader:
-    def read_all(value: object, path: str) -> object:
-        if not isinstance(value, list):
-            raise ValueError(f"`{path}` is not a list")  # noqa: TRY004  # one kind for bad data
-        return tuple(read(item, f"{path}[{n}]") for n, item in enumerate(value))
-
-    return read_all
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SIZE)]
+Digest: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 def check_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -151,8 +69,8 @@ class PartReceipt:
         sha256: of the part's manifest, which contains that of every block of rows.
     """
 
-    part: Text
-    folder: Text
+    part: str
+    folder: str
     files: Count
     bytes: Count
     sha256: Digest
@@ -169,8 +87,8 @@ class PartReceipt:
             CheckpointError: a field is missing or has another type.
         """
         try:
-            return read_record(cls, plain)
-        except ValueError as error:
+            return convert(plain, cls)
+        except ValidationError as error:
             hint = "both processes must run the same jaxfleet"
             raise CheckpointError(f"this is no receipt of a part: {error}", hint=hint) from error
 
@@ -209,12 +127,12 @@ class PieceRecord:
         sha256: of each block's bytes, little-endian in C order.
     """
 
-    name: Text
-    dtype: Text
+    name: str
+    dtype: str
     shape: tuple[Count, ...]
     start: Count
     whole_shape: tuple[Count, ...]
-    shared: Flag
+    shared: bool
     block_rows: Count
     sha256: tuple[Digest, ...] = ()
 
@@ -255,9 +173,9 @@ class PieceRecord:
 class PartRecord:
     """The manifest of a part; its pieces are in the order of their indices in the data."""
 
-    part: Text
+    part: str
     step: Count
-    facts: Table
+    facts: Mapping[str, object]
     data_bytes: Count
     pieces: tuple[PieceRecord, ...]
 
@@ -272,8 +190,8 @@ class PartRecord:
 class PartEntry:
     """A part in the manifest of a checkpoint; the sha256 is that of the part's own manifest."""
 
-    part: Text
-    folder: Text
+    part: str
+    folder: str
     sha256: Digest
 
 
@@ -282,7 +200,7 @@ class Manifest:
     """The manifest of a checkpoint; `after` is the base of a delta."""
 
     step: Count
-    facts: Table
+    facts: Mapping[str, object]
     parts: tuple[PartEntry, ...]
     after: Link | None = None
 

@@ -195,7 +195,7 @@ def test_a_receipt_travels_as_plain_data(tmp_path: Path) -> None:
     receipt = write_part(tmp_path, "server 0", [Piece.whole("w", numbers(2))], step=1)
     assert PartReceipt.from_plain(receipt.to_plain()) == receipt
     for key in ("part", "folder", "files", "bytes", "sha256"):
-        with pytest.raises(CheckpointError, match=f"`{key}`"):
+        with pytest.raises(CheckpointError, match=rf"at `\$\.{key}`"):
             PartReceipt.from_plain({**receipt.to_plain(), key: []})
 
 

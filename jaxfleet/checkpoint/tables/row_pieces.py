@@ -12,8 +12,9 @@ from types import MappingProxyType
 from urllib.parse import quote, unquote
 
 import numpy as np
+from msgspec import ValidationError, convert
 
-from jaxfleet.checkpoint.manifest import Count, Piece, Text, read_record
+from jaxfleet.checkpoint.manifest import Count, Piece
 from jaxfleet.errors import CheckpointError, ProgramError
 from jaxfleet.tables import RowBatch, RowKeeper, TableSpec
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
@@ -22,7 +23,7 @@ from jaxfleet.tables.row_batch import joined, ordered, taken
 
 @dataclass(frozen=True)
 class _HeaderText:
-    spec: Text
+    spec: str
     since: Count | None = None
 
 
@@ -39,10 +40,10 @@ class TableHeader:
 
     @classmethod
     def from_array(cls, array: np.ndarray) -> "TableHeader":
-        text = read_record(_HeaderText, json.loads(array.tobytes()))
         try:
+            text = convert(json.loads(array.tobytes()), _HeaderText)
             return cls(TableSpec.from_text(text.spec), text.since)
-        except ProgramError as error:
+        except (ProgramError, ValidationError) as error:
             raise ValueError(str(error)) from error
 
 
