@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -300,11 +300,7 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise StrategyError(what, hint=f"choose one of {', '.join(map(repr, choices))}")
 
 
-if TYPE_CHECKING:
-    pass
-
-
-def check_collective(strategy: "DistributedStrategy") -> None:
+def check_collective(strategy: DistributedStrategy) -> None:
     """Rejects options for a device mesh in other modes, and incompatible ones.
 
     Raises:
@@ -314,7 +310,7 @@ def check_collective(strategy: "DistributedStrategy") -> None:
         raise StrategyError(what, hint=hint)
 
 
-def _types(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+def _types(strategy: DistributedStrategy) -> Iterator[tuple[str, str]]:
     if not isinstance(strategy.sharded, bool):
         what = f"strategy: sharded is {strategy.sharded!r}, but must be True or False"
         yield what, "True cuts the optimizer's state over all devices"
@@ -329,7 +325,7 @@ def _types(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
         yield what, "a group has at least 2 devices; 0 makes no groups"
 
 
-def _of_other_modes(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+def _of_other_modes(strategy: DistributedStrategy) -> Iterator[tuple[str, str]]:
     mode, how = strategy.mode, strategy.communication
     if mode == "pserver" and how == "local_sgd":
         what = "strategy: communication 'local_sgd' in mode 'pserver'"
@@ -342,7 +338,7 @@ def _of_other_modes(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]
             yield f"strategy: {name} in mode {mode!r}", f"{name} is for mode='collective'"
 
 
-def _not_together(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+def _not_together(strategy: DistributedStrategy) -> Iterator[tuple[str, str]]:
     if strategy.memory_budget is not None and strategy.lowering == "pmap":
         what = "strategy: memory_budget with lowering 'pmap'"
         yield what, "leave lowering out: what is cut into executables runs as shard_map"
