@@ -15,19 +15,20 @@ import jax
 
 from jaxfleet.cluster.coordinator import Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient
-from jaxfleet.cluster.coordinator_relay import Relay
+from jaxfleet.cluster.jax_coordinator_relay import Relay
 from jaxfleet.cluster.process_group import ProcessGroup
 from jaxfleet.env import Rank, read_job, read_rank, read_restart
 from jaxfleet.errors import ConnectError, JaxfleetError, StrategyError
 from jaxfleet.observability import spans_of
 from jaxfleet.observability.notices import alert
+from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.transport.secret import read_secret
 from jaxfleet.transport.zmq.network import ZmqNetwork
 
 _SHUTDOWN_S = 60
 # jax's own heartbeat aborts the process, so ours must always be first.
 _NEVER_S = 10_000_000
-_PATIENCE_S = 600.0  # unless a strategy sets step_timeout_s
+_PATIENCE_S = DistributedStrategy.step_timeout_s  # unless a strategy sets it
 
 _joined: list[ProcessGroup] = []  # a process joins only once, as in jax
 
@@ -41,7 +42,10 @@ class RankPlace:
 
 
 def initialize(
-    rank: Rank | None = None, *, connect_s: float = 120.0, lost_after_s: float = 10.0
+    rank: Rank | None = None,
+    *,
+    connect_s: float = DistributedStrategy.connect_s,
+    lost_after_s: float = DistributedStrategy.lost_after_s,
 ) -> RankPlace:
     """Joins the group of processes that the environment specifies; does nothing if there is none.
 

@@ -18,8 +18,9 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import Faults, MemoryNetwork
 from jaxfleet.transport.messages import Connections, Listener, Message, Peer
 from tests.faults.cluster import LOST_S, STEP_S

@@ -15,8 +15,9 @@ from jaxfleet.env import PserverRole, read_cluster
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server.process import job_network
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.tables import Adagrad, TableSpec, TableStore
 from jaxfleet.tables.merge_pushes import merge
 from jaxfleet.transport.messages import Kind

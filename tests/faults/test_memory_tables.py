@@ -8,7 +8,8 @@ import numpy as np
 from jaxfleet.errors import PeerLostError, ProgramError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind
 from tests.faults import table_training
 from tests.faults.cluster import LOST_S, check_same

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 from jaxfleet.transport.zmq.network import ZmqNetwork
 from jaxfleet.transport.zmq.sockets import Timing

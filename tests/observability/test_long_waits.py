@@ -10,8 +10,9 @@ from jaxfleet.cluster.rendezvous.protocol import Poll
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability import LongWait, notices
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message
 from tests.ps.server.common import SGD, Bench, sgd_grads, sgd_state

@@ -7,7 +7,8 @@ import pytest
 
 from jaxfleet.errors import ConnectError
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind, Message, Plain
 
 PLACE = "127.0.0.1:6174"

@@ -11,8 +11,9 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.tables import ByScore, TableSpec, TableStore
 from jaxfleet.tables.merge_pushes import merge
 from jaxfleet.transport.memory_network import MemoryNetwork

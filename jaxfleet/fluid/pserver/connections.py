@@ -29,11 +29,12 @@ from jaxfleet.observability import spans_of
 from jaxfleet.passes.fluid.local_training import AVERAGED
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerCore, ServerOptions
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.process import job_network, serve
 from jaxfleet.ps.server.program_loader import read_plan
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.runtime.scope import Scope
 from jaxfleet.transport.buffers import keep_freed_memory
 
@@ -130,7 +131,6 @@ class ReadyFile:
 
 
 _DEADLINE = "FLAGS_rpc_deadline"
-_LOST_AFTER_S = 10.0
 
 
 class Transport(Protocol):
@@ -187,7 +187,9 @@ def timeouts() -> Timeouts:
     """Returns the timeouts set by fluid's flag."""
     deadline_s = float(get_flags(_DEADLINE)[_DEADLINE]) / 1e3
     return Timeouts(
-        lost_after_s=min(_LOST_AFTER_S, deadline_s), step_timeout_s=deadline_s, connect_s=deadline_s
+        lost_after_s=min(Timeouts.lost_after_s, deadline_s),
+        step_timeout_s=deadline_s,
+        connect_s=deadline_s,
     )
 
 

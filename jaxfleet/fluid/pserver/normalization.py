@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.lowering.memory import with_recomputation
 from jaxfleet.fluid.pserver.async_normalization import (

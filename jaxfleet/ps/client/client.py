@@ -22,7 +22,8 @@ from jaxfleet.ps.client.server_session import (
     timeout_error,
     value_clock,
 )
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Connections, Kind, Message
 
 _POLL_S = 0.25  # how often a wait checks heartbeats

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.server_session import PendingRequest, ServerRestartedError, ServerSession
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
 
 _SAVE_AGAIN_S = 10.0  # after a server lacked space for its checkpoint

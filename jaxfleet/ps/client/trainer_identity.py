@@ -1,4 +1,4 @@
-"""Identity of a trainer and timeouts of its job, both of which its hello contains."""
+"""Identity of a trainer, which its hello contains."""
 
 import functools
 import secrets
@@ -8,26 +8,9 @@ from importlib import metadata
 
 import numpy as np
 
-from jaxfleet.strategy import DistributedStrategy
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.consistency import pack_text
 from jaxfleet.transport.messages import PROTOCOL, Plain, Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """Timeouts of trainers and servers.
-
-    Attributes:
-        lost_after_s: seconds without a heartbeat after which a peer is lost.
-        step_timeout_s: maximum seconds to wait for a live peer.
-        server_return_s: seconds that trainers wait for a lost server to be restarted.
-        connect_s: seconds that trainers wait for the first reply of the servers.
-    """
-
-    lost_after_s: float = DistributedStrategy.lost_after_s
-    step_timeout_s: float = DistributedStrategy.step_timeout_s
-    server_return_s: float = 0.0
-    connect_s: float = DistributedStrategy.connect_s
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxfleet.errors import StrategyError
 from jaxfleet.ps.server.outbox import RequestError
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind, Message, Plain
 
 _LONGEST_PATH = 300  # characters of a path shown in an error
@@ -61,8 +62,8 @@ class ServerOptions:
     job: str | None = None
     launch_id: str | None = None
     trainers: int | None = None
-    lost_after_s: float = 10.0
-    step_timeout_s: float = 600.0
+    lost_after_s: float = Timeouts.lost_after_s
+    step_timeout_s: float = Timeouts.step_timeout_s
     as_trainers_say: bool = False
     server_return_s: float = 0.0
     trainer_return_s: float | None = None

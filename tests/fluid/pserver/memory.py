@@ -11,8 +11,8 @@ from jaxfleet.fluid.pserver.connections import (
 )
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.trainer_identity import Timeouts
 from jaxfleet.ps.server import Server, ServerCore
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import MemoryNetwork
 
 CACHE = ExecutableCache()

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import ENDPOINT, SGD, Bench, hello, sgd_state
 

@@ -12,11 +12,12 @@ from jaxfleet.checkpoint.saving import cannot_write, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.outbox import DeviceTask
 from jaxfleet.ps.server.recovery_saver import SaveSchedule
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message, Plain, Tensor
 from tests.ps.server.common import SGD, Bench, hello, sgd_after, sgd_grads, sgd_state
