@@ -1,4 +1,4 @@
-"""Manifests: records of pieces, of parts and of a checkpoint, and their reading from plain data."""
+"""Records of manifests: of pieces, of parts, of receipts and of a checkpoint."""
 
 import math
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ _SAME = """
 """
 _OF_LAYERS = "learning_rate_scheduler loss metric_op nn ops tensor"
 _OTHERS: Mapping[str, tuple[str, ...]] = {
-    "paddle": ("jaxfleet.compat.top",),
+    "paddle": ("jaxfleet.compat.paddle_names",),
     "paddle.compat": ("jaxfleet.compat.text",),
     "paddle.distributed": (),
     "paddle.distributed.fs_wrapper": (f"{_FLUID}.incubate.fleet.utils.fs",),

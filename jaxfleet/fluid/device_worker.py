@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxfleet.fluid.forwarding import forward as _forward
+from jaxfleet.fluid.lazy_modules import forward as _forward
 
 if _TYPE_CHECKING:
     from jaxfleet.contrib.downpour.trainer_desc import DeviceWorker as DeviceWorker

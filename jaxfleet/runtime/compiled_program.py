@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.analysis.sharding import own_state
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Kind, Program, Variable

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.analysis.sharding import own_state
 from jaxfleet.capture import Captured
 from jaxfleet.capture.trace import trace_outer

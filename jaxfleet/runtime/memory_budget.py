@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.analysis.memory.profile import size_text
-from jaxfleet.analysis.memory.shared_names import final_variables
 from jaxfleet.ir import Operands, Operator, Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.lower.function import bind_sizes

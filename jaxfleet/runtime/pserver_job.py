@@ -25,7 +25,8 @@ from jaxfleet.passes.pserver.insert_startup import server_startups, trainer_star
 from jaxfleet.passes.pserver.trainer_split import update_obstacle
 from jaxfleet.pipeline import Dump, Pass, Record, Stage, new_dump_folder, run_pipeline
 from jaxfleet.ps.client.communicator import CommunicationMode
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.runtime.explain import (
     about_capture,
     about_notes,

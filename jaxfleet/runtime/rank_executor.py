@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.cluster import ProcessGroup
 from jaxfleet.cluster.global_arrays import digest, local_rows, of_each_rank
 from jaxfleet.errors import FeedError, StrategyError

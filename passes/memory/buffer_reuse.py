@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.flow import OuterUses, Uses
-from jaxfleet.analysis.memory.shared_names import instead_of
+from jaxfleet.analysis.memory.final_variables import instead_of
 from jaxfleet.ir import Block, Dim, Kind, Operator, Size, Variable
 from jaxfleet.ir.naming import INSTEAD_OF
 from jaxfleet.ir.variable import RAW

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.analysis.memory.costs import bytes_of, equal_sizes
-from jaxfleet.analysis.memory.liveness import executables
+from jaxfleet.analysis.memory.live_ranges import executables
 from jaxfleet.analysis.placement.sliced_layout import joins_slices
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable

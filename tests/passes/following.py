@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Block, Kind, Operator, Program, Size, evaluate
 from jaxfleet.ir.dims import letters

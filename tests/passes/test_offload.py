@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxfleet.analysis.memory.liveness import executables
+from jaxfleet.analysis.memory.live_ranges import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.passes import CutApart, Offload, ReleaseMemory

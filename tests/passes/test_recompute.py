@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from jaxfleet.analysis.memory.liveness import executables
+from jaxfleet.analysis.memory.live_ranges import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, parse, verify
 from jaxfleet.passes import Recompute

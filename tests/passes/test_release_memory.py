@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.errors import FeedError, VerifyError
 from jaxfleet.ir import parse, verify

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfleet as jf
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program, parse, verify

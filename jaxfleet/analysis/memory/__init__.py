@@ -3,7 +3,7 @@
 from jaxfleet.analysis.memory.chain import Chain as Chain
 from jaxfleet.analysis.memory.chain import RecomputePlan as RecomputePlan
 from jaxfleet.analysis.memory.cuts import ExecutableCuts as ExecutableCuts
-from jaxfleet.analysis.memory.liveness import LiveRange as LiveRange
+from jaxfleet.analysis.memory.live_ranges import LiveRange as LiveRange
 from jaxfleet.analysis.memory.ordering import ScheduleConstraints as ScheduleConstraints
 from jaxfleet.analysis.memory.ordering import schedule_constraints as schedule_constraints
 from jaxfleet.analysis.memory.plans import OffloadPlan as OffloadPlan

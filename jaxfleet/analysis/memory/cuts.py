@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from jaxfleet.analysis.memory.chain import IntervalSums, Table
 from jaxfleet.analysis.memory.costs import TemporaryBytes
-from jaxfleet.analysis.memory.liveness import (
+from jaxfleet.analysis.memory.live_ranges import (
     GIVEN,
     InnerPeaks,
     LiveRange,

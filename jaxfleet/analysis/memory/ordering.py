@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxfleet.analysis.flow import forward_places
-from jaxfleet.analysis.memory.liveness import GIVEN, LiveRange, live_ranges
+from jaxfleet.analysis.memory.live_ranges import GIVEN, LiveRange, live_ranges
 from jaxfleet.ir import Program, Role
 
 _LATE = frozenset({Role.BACKWARD, Role.BACKWARD_LOSS, Role.OPTIMIZE})

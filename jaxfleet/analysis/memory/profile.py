@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.analysis.memory.costs import TemporaryBytes
-from jaxfleet.analysis.memory.liveness import (
+from jaxfleet.analysis.memory.live_ranges import (
     InnerPeaks,
     LiveRange,
     executables,

@@ -24,7 +24,7 @@ from jaxfleet.analysis.memory.chain import (
 )
 from jaxfleet.analysis.memory.costs import ELEMENT, Costs, TemporaryBytes
 from jaxfleet.analysis.memory.cuts import cut_positions
-from jaxfleet.analysis.memory.liveness import (
+from jaxfleet.analysis.memory.live_ranges import (
     InnerPeaks,
     LiveRange,
     fused_ranges,

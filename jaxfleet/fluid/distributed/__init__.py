@@ -6,7 +6,7 @@ fluid's pslib; `Executor.train_from_dataset` runs it.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxfleet.fluid.forwarding import forward as _forward
+from jaxfleet.fluid.lazy_modules import forward as _forward
 
 if _TYPE_CHECKING:
     from jaxfleet.contrib.downpour import DownpourJob as DownpourJob

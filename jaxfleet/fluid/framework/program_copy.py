@@ -4,7 +4,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.memory.final_variables import final_variables
 from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.framework.operator import ROLE, Operator, OpRole
 from jaxfleet.fluid.framework.to_ir import ir_program

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from jaxfleet.analysis.memory.shared_names import check_fed
+from jaxfleet.analysis.memory.final_variables import check_fed
 from jaxfleet.cluster import joined, not_joined
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.framework.operator import Operator

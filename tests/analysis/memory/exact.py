@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from jaxfleet.analysis.memory.costs import Costs, TemporaryBytes
-from jaxfleet.analysis.memory.liveness import LiveRange, live_ranges
+from jaxfleet.analysis.memory.live_ranges import LiveRange, live_ranges
 from jaxfleet.analysis.memory.ordering import ScheduleConstraints, schedule_constraints
 from jaxfleet.ir import Program
 

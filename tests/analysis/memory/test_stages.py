@@ -10,7 +10,7 @@ from jaxfleet.analysis.memory import schedule_constraints, stages_of
 from jaxfleet.analysis.memory.chain import IntervalSums, RecomputeNeeds, reversed_table
 from jaxfleet.analysis.memory.costs import TemporaryBytes
 from jaxfleet.analysis.memory.cuts import cut_positions
-from jaxfleet.analysis.memory.liveness import fused_ranges, live_ranges
+from jaxfleet.analysis.memory.live_ranges import fused_ranges, live_ranges
 from jaxfleet.analysis.memory.stages import DonationPairs
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse

@@ -6,7 +6,7 @@ the result of `fleet.distributed_optimizer` in pslib's fleet.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from jaxfleet.fluid.forwarding import forward as _forward
+from jaxfleet.fluid.lazy_modules import forward as _forward
 
 if _TYPE_CHECKING:
     from jaxfleet.contrib.downpour.pslib import DistributedAdam as DistributedAdam

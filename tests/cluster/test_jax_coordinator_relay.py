@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.cluster.coordinator_relay import Relay, peer_user
+from jaxfleet.cluster.jax_coordinator_relay import Relay, peer_user
 
 SAYS = """
 import encodings.idna, os, socket, sys
@@ -74,7 +74,7 @@ def test_a_relay_carries_nothing_of_another_user(
 ) -> None:
     if connection == "half-closed":
         monkeypatch.setattr(
-            "jaxfleet.cluster.coordinator_relay.peer_user", peer_user_once_half_closed
+            "jaxfleet.cluster.jax_coordinator_relay.peer_user", peer_user_once_half_closed
         )
     listener, came = coordinator()
     with listener:
@@ -107,7 +107,7 @@ def test_a_system_that_lists_no_connections_is_distinguished_from_one_that_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = (tmp_path / "tcp", tmp_path / "tcp6")
-    monkeypatch.setattr("jaxfleet.cluster.coordinator_relay._TABLES", tables)
+    monkeypatch.setattr("jaxfleet.cluster.jax_coordinator_relay._TABLES", tables)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,
