@@ -6,6 +6,7 @@ table in the file records the dtype.
 
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.ir.value_parser import parse_type
 from jaxfleet.ir.variable import numpy_dtype
 
@@ -20,7 +22,10 @@ FORMAT, VERSION = "jaxfleet fluid variables", 1
 _TABLE = "jaxfleet.json"
 _ARRAY = ".npy"
 _TYPE = ".type"  # suffix of a name for the entry with its type, in files of constants before 0.2
-_DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, TypeError)
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, TypeError),
+    *(AttributeError, ProgramError),  # a table or a type with other content
+)
 
 
 class ArrayFileError(ValueError):
@@ -80,19 +85,19 @@ def _restored(array: np.ndarray, dtype: str) -> np.ndarray:
         return array
     found = numpy_dtype(dtype)
     sizes = tuple(size for size in shape if isinstance(size, int))
-    return (
-        array.view(found).reshape(sizes)
-        if array.size and found.itemsize
-        else np.zeros(sizes, found)
-    )
+    if array.size and found.itemsize:
+        return array.view(found).reshape(sizes)
+    if math.prod(sizes) * found.itemsize:  # checked before memory is taken
+        raise ValueError(f"an array of shape {list(sizes)} has no bytes")
+    return np.zeros(sizes, found)
 
 
 def _as_bits(array: np.ndarray) -> np.ndarray:
-    """Views an array as one of numpy's own dtypes, with the same bits."""
+    """Returns an array of one of numpy's own dtypes, in native byte order, with the same bits."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.isbuiltin == 1:
         return array
-    return (
-        array.view(np.dtype(f"u{array.itemsize}"))
-        if array.itemsize
-        else np.zeros(array.shape, bool)
-    )
+    if not array.itemsize:
+        return np.zeros(array.shape, bool)
+    return array.view(np.dtype(f"u{array.itemsize}"))

@@ -1,6 +1,8 @@
 """Constants, and programs in files."""
 
+import json
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from jaxfleet.ir import (
     verify,
     with_values,
 )
+from jaxfleet.ir.array_files import FORMAT, VERSION, ArrayFileError, read_arrays
 from jaxfleet.ir.variable import dtype_of
 
 DTYPES = (
@@ -162,6 +165,35 @@ def test_values_written_before_are_read(tmp_path: Path, dtype: str, shape: tuple
     np.savez(tmp_path / "p.npz", allow_pickle=False, **entries)
     back = value_of(load_program(tmp_path / "p.txt"), "c")
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, shape, array.tobytes())
+
+
+def test_values_of_another_byte_order_come_back_in_this_machines(tmp_path: Path) -> None:
+    array = np.arange(12, dtype=np.dtype("f4").newbyteorder())
+    save_program(program_of(const("c", array)), tmp_path / "p.txt")
+    back = value_of(load_program(tmp_path / "p.txt"), "c")
+    assert back.dtype == np.float32
+    np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "what"),
+    [
+        ({"a": "nonsense"}, "numpy has no dtype 'nonsense'"),
+        ({"a": "f32[2"}, "'f32[2' is not a type"),
+        ({"a": "f32[1048576,1048576]"}, "has no bytes"),
+        (["a"], "items"),
+    ],
+)
+def test_a_table_of_types_that_does_not_fit_is_damage(
+    tmp_path: Path, dtypes: Any, what: str
+) -> None:
+    table = {"format": FORMAT, "version": VERSION, "dtypes": dtypes}
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        with archive.open("a.npy", "w") as member:
+            np.lib.format.write_array(member, np.zeros(0, np.uint8))
+        archive.writestr("jaxfleet.json", json.dumps(table))
+    with pytest.raises(ArrayFileError, match=re.escape(what)):
+        read_arrays(tmp_path / "a.npz")
 
 
 def test_values_without_bytes_come_back(tmp_path: Path) -> None:
