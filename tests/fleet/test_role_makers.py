@@ -68,6 +68,26 @@ def test_a_cloud_trainer_is_read_from_the_environment(environ: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("base", "args"),
+    [
+        (UserDefinedRoleMaker, (1, Role.WORKER, 2, ["a:1"])),
+        (UserDefinedCollectiveRoleMaker, (1, ["a:1", "b:1"])),
+    ],
+)
+def test_a_scripts_own_role_maker_may_query_its_role_while_it_generates_it(
+    base: Any, args: tuple[Any, ...]
+) -> None:
+    class Own(base):
+        def generate_role(self) -> None:
+            self.known = (self.is_worker(), self.worker_index(), self.worker_num())
+            super().generate_role()
+
+    role = Own(*args)
+    role.generate_role()
+    assert role.known == (True, 1, 2)
+
+
 def test_a_cloud_server_is_found_by_its_address(environ: Any) -> None:
     for index, address in enumerate(["127.0.0.1", "127.0.0.2"]):
         environ(SERVER, POD_IP=address)

@@ -147,8 +147,10 @@ class KnownRoleMaker(RoleMakerBase):
         self._role_is_generated = True
 
     def _ensure_role(self) -> None:
-        """Makes the role known, before each query."""
-        self.generate_role()
+        """Makes the role known, before each query.
+
+        By default it is: a script's subclass may query its role in its own `generate_role`.
+        """
 
     def is_worker(self) -> bool:
         self._ensure_role()
@@ -213,6 +215,9 @@ class RankRole(KnownRoleMaker):
             self._worker_endpoints = list(named.endpoints) if named is not None else []
             self._role, self._current_id = Role.WORKER, place.rank
             self._workers, self._role_is_generated = place.size, True
+
+    def _ensure_role(self) -> None:
+        self.generate_role()
 
     def _find_meeting(self, group: GroupName) -> Rendezvous:
         del group

@@ -155,6 +155,9 @@ class PaddleCloudRoleMaker(RendezvousRoleMaker):
             self._read_with_servers(environment)
         self._role_is_generated = True
 
+    def _ensure_role(self) -> None:
+        self.generate_role()
+
     def _read_with_servers(self, environment: Variables) -> None:
         servers = environment.endpoints(SERVERS)
         trainers = environment.number(WORKER_NUM, "how many trainers the job has")

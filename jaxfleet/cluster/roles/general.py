@@ -108,6 +108,9 @@ class GeneralRoleMaker(GroupedRoleMaker, KnownRoleMaker):
         self._current_id, self._workers = roster.index, len(roster.workers)
         self._role_is_generated = True
 
+    def _ensure_role(self) -> None:
+        self.generate_role()
+
     def _at_address(self, roster: Roster, job: str) -> NetworkRendezvous:
         here = read_job()
         secret = None if here.secret_file is None else read_secret(here.secret_file)

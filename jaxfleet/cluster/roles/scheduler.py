@@ -151,6 +151,9 @@ class ClusterRoleMaker(RendezvousRoleMaker):
             self._worker_endpoints = list(endpoints)
         self._workers, self._role_is_generated = workers, True
 
+    def _ensure_role(self) -> None:
+        self.generate_role()
+
     def _meet_others(self, workers: int) -> None:
         """Meets all processes, and learns the servers' endpoints."""
         is_worker = self._role == Role.WORKER
