@@ -221,10 +221,13 @@ class TrainerRegistry:
         return [f"trainer {number}" for number in self.by_id if self.is_lost(number, now)]
 
     def ends(self, now: float) -> list[str]:
-        """Describes each lost or rejected trainer."""
+        """Describes each lost or rejected trainer, and those that the others waited for."""
         gone = [(n, self.by_id[n]) for n in self.by_id if self.is_lost(n, now)]
         lost = [f"trainer {number}, {known.text(now)}" for number, known in gone]
-        return [*lost, *(f"trainer {n} was refused: {why}" for n, why in self.refused.items())]
+        came = {*self.by_id, *self.refused}
+        absent = [f"trainer {n} never came" for n in self.staying() if came and n not in came]
+        refused = [f"trainer {n} was refused: {why}" for n, why in self.refused.items()]
+        return [*lost, *refused, *absent]
 
     def all_left(self) -> bool:
         return 0 < self.count <= len(self.left())

@@ -293,6 +293,25 @@ def test_a_server_that_nobody_needs_ends() -> None:
     assert "no trainer ever came" in str(bench.core.failure)
 
 
+def test_a_server_that_stood_still_still_waits_for_the_first_trainer() -> None:
+    bench = Bench(ServerOptions(step_timeout_s=30))
+    bench.wait(20)
+    bench.now += 100
+    bench.core.forgive(100)
+    bench.wait(9)
+    assert not bench.core.finished
+    bench.wait(2)
+    assert "no trainer ever came" in str(bench.core.failure)
+
+
+def test_a_trainer_that_never_came_is_named_at_the_end() -> None:
+    bench = Bench(ServerOptions(step_timeout_s=30))
+    bench.one(0, Kind.HELLO, body=hello(0))
+    bench.one(0, Kind.BYE)
+    bench.wait(31)
+    assert str(bench.core.failure) == "no trainer lives: trainer 1 never came"
+
+
 def test_trainers_that_disagree_on_a_reduction_are_told() -> None:
     bench = Bench().started(SGD, sgd_state())
     body = {"key": "k", "how": "sum"}
