@@ -26,8 +26,12 @@ def start(jobs: Jobs, *options: str) -> tuple[Started, list[Started]]:
 
 
 def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None:
-    with Jobs(tmp_path, options=LONG) as jobs:
-        server, (left, killed) = start(jobs)
+    with Jobs(tmp_path, options=[*LONG, "--connect=150"]) as jobs:
+        left, killed = jobs.all_trainers()
+        for trainer in (left, killed):
+            trainer.reaches("begins.")  # imports may take longer than the server waits for them
+        server = jobs.server()
+        left.reaches("step 3.")
         killed.kill()
         left.fails("PeerLostError: trainer 1 is lost: not heard of for", "trainer 0 waited")
         server.fails("no trainer lives: trainer", timeout_s=REAL_LOST_S + STEP_S + MARGIN_S)

@@ -173,6 +173,7 @@ def main() -> None:
     state = start(args.kind)
     example = (state, next(batches(1, args.kind)))
     train_step = make_step(args.kind, args.rate)
+    print("begins.", flush=True)  # noqa: T201  # all is imported
     step: Any = jf.distribute(train_step, example=example, strategy=strategy(args))
     with step:
         for at, batch in enumerate(batches(args.steps, args.kind), 1):
