@@ -2,7 +2,8 @@
 
 A file of its own, because xdist's `loadfile` gives each file to one worker. Slicing, placement and
 the numbers of servers and trainers interact in pairs; the product of all options, 144 cuts of each
-program of the core, would take longer than all other tests together.
+program of the core, would take longer than all other tests together. `test_twin_equality.py` has
+cuts of the core that are compiled with all of XLA's optimizations.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ REST = (*OTHERS, *MORE)
 EACH = 4  # a program beyond the core has every fourth cut, its neighbours have the others
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("name", CORE)
 def test_every_two_options_of_a_cut_give_the_result_of_one_device(name: str) -> None:
     check_all(name, CUTS)
