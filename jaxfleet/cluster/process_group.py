@@ -221,7 +221,11 @@ class Task:
 
 
 class XlaThread:
-    """Runs tasks one after another, in a daemon thread."""
+    """Runs tasks one after another, in a daemon thread, so that no other thread waits inside XLA.
+
+    Nothing can be raised in a thread that waits for a collective. XLA:CPU runs small programs
+    before their call returns, so the call itself is such a wait too.
+    """
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task] = SimpleQueue()
