@@ -262,7 +262,7 @@ def _catalog(step: int, parts: tuple[Part, ...]) -> Catalog:
 def read_part(folder: Path, entry: PartEntry) -> Part:
     """Returns a part that the manifest lists; raises ValueError if it is another."""
     if not is_part(entry.folder):
-        raise ValueError(f"{entry.folder!r} is no folder of a part")
+        raise ValueError(f"{entry.folder!r} is not the folder of a part")
     part = open_part(folder / entry.folder, entry.sha256)
     if part.record.part != entry.part:
         raise ValueError(f"{entry.folder} is part '{part.record.part}', and listed as another")

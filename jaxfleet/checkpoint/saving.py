@@ -187,7 +187,7 @@ def commit(
 
 def _part(folder: Path, receipt: PartReceipt, step: int) -> Part:
     if not is_part(receipt.folder):
-        raise CheckpointError(f"{receipt.folder!r} is no folder of part '{receipt.part}'")
+        raise CheckpointError(f"{receipt.folder!r} is not the folder of part '{receipt.part}'")
     part = open_part(folder / receipt.folder, receipt.sha256)
     if part.record.part != receipt.part or part.record.step != step:
         what = f"part '{part.record.part}' of step {part.record.step} is not"

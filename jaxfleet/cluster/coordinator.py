@@ -122,7 +122,7 @@ class Coordinator:
             seen.silent_s += seconds
             if seen.left_after is None and seen.silent_s > self.lost_after_s and rank:
                 said = f"it last said: {_said(seen)}"
-                what = f"rank {rank} is lost: not heard of for {seen.silent_s:.1f} s; {said}"
+                what = f"rank {rank} is lost: silent for {seen.silent_s:.1f} s; {said}"
                 self._condemn(Termination(rank, what))
                 return self._tell_all()
         return []

@@ -75,7 +75,7 @@ class GroupView:
         with self._lock:
             self._silent_s += seconds
             if self._silent_s > lost_after_s:
-                what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
+                what = f"rank 0 is lost: silent for {self._silent_s:.1f} s"
                 step, doing = self._ranks.get(0, (0, "nothing"))
                 self._end_by(Termination(0, f"{what}; it last said: step {step}, {doing}"))
 

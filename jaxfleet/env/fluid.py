@@ -57,7 +57,7 @@ def read_selected_gpus() -> tuple[int, ...] | None:
     numbers = [whole(word) for word in words]
     for word, number in zip(words, numbers, strict=True):
         if number is None:
-            refuse(GPUS, f"has {word!r}, which is no number", "write 0,1")
+            refuse(GPUS, f"has {word!r}, which is not a number", "write 0,1")
     return tuple(number for number in numbers if number is not None) or None
 
 

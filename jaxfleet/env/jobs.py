@@ -263,7 +263,7 @@ def _read_role() -> Literal["trainer", "pserver"] | None:
         refuse(ROLE, what, "set one of the two, or both to the same role")
     said = role or too
     if said and said not in _ROLES:
-        what = f"is {said!r}, which is no role"
+        what = f"is {said!r}, which is not a role"
         refuse(ROLE if role else ROLE_TOO, what, "a role is TRAINER or PSERVER")
     return _ROLES.get(said)
 

@@ -185,7 +185,7 @@ def selected_gpus(words: str) -> tuple[int, ...]:
     for word in asked:
         if visible and word not in visible:
             hint = f"CUDA_VISIBLE_DEVICES has {','.join(visible)}"
-            raise AssertedError(f"GPU {word} is none of the visible ones", hint=hint)
+            raise AssertedError(f"GPU {word} is not among the visible ones", hint=hint)
         if not visible and not word.isdecimal():
-            raise AssertedError(f"GPU {word!r} is no number", hint="write 0,1")
+            raise AssertedError(f"GPU {word!r} is not a number", hint="write 0,1")
     return tuple(visible.index(word) if visible else int(word) for word in asked)

@@ -143,7 +143,7 @@ def test_a_receipt_of_another_part_is_refused(tmp_path: Path) -> None:
     for changed, message in [
         ({"sha256": "0" * 64}, "has the checksum"),
         ({"part": "b"}, "is not part 'b'"),
-        ({"folder": "../a"}, "no folder of part 'a'"),
+        ({"folder": "../a"}, "is not the folder of part 'a'"),
         ({"folder": "part-a-00000000"}, "cannot read"),
     ]:
         other = PartReceipt.from_plain({**receipt.to_plain(), **changed})

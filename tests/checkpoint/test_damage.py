@@ -275,7 +275,7 @@ def test_sizes_that_cannot_be_are_refused_before_memory_is_taken(
 )
 def test_a_part_cannot_be_outside_the_folder(folder: Path, name: str) -> None:
     reseal(folder, lambda top, _: top["parts"][0].update(folder=name))
-    refuses(folder, "is no folder of a part")
+    refuses(folder, "is not the folder of a part")
 
 
 def test_a_part_cannot_be_listed_twice(folder: Path) -> None:

@@ -33,7 +33,7 @@ def assert_ends(rank: Started, *words: str, timeout_s: float) -> None:
 def test_a_rank_without_a_sign_of_life_is_named(tmp_path: Path, what: str, rank: int) -> None:
     with ranks([SCRIPT, what, str(rank)], tmp_path, count=2) as started:
         started[rank].reaches("now", LONGEST_S)
-        named = f"PeerLostError: {NEXT}rank {rank} is lost: not heard of for"
+        named = f"PeerLostError: {NEXT}rank {rank} is lost: silent for"
         assert_ends(started[1 - rank], named, timeout_s=2 * LOST_S + MARGIN_S)
 
 

@@ -30,7 +30,7 @@ def test_a_trainer_that_ends_without_a_bye_is_named_to_the_others(
     job = TrainingJob(servers=1, options=LONG).run({(1, 20): end})  # some heartbeats later
     job.error("trainer 1", error)
     text = job.error("trainer 0", PeerLostError)
-    assert text.startswith("trainer 1 is lost: not heard of for")
+    assert text.startswith("trainer 1 is lost: silent for")
     found = re.search(r"last heartbeat [\d.]+ s ago: step (\d+); trainer 0 waited", text)
     assert found is not None
     waited = re.search(r"trainer 0 waited [\d.]+ s in (pull|reduce) of step (\d+) for ", text)

@@ -33,7 +33,7 @@ def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None
         server = jobs.server()
         left.reaches("step 3.")
         killed.kill()
-        left.fails("PeerLostError: trainer 1 is lost: not heard of for", "trainer 0 waited")
+        left.fails("PeerLostError: trainer 1 is lost: silent for", "trainer 0 waited")
         server.fails("no trainer lives: trainer", timeout_s=REAL_LOST_S + STEP_S + MARGIN_S)
 
 

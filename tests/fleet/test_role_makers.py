@@ -129,7 +129,9 @@ def test_the_environment_is_read_once(environ: Any) -> None:
         pytest.param(TRAINER, {"PADDLE_TRAINING_ROLE": "PSERVER"}, "is TRAINER, but", id="roles"),
         pytest.param(TRAINER, {"PADDLE_TRAINER_ID": "one"}, "PADDLE_TRAINER_ID is 'one'", id="id"),
         pytest.param(TRAINER, {"PADDLE_TRAINER_ID": "2"}, "there are 2 trainers", id="above"),
-        pytest.param(SERVER, {"POD_IP": "10.0.0.9"}, "10.0.0.9:36001, which is none", id="unknown"),
+        pytest.param(
+            SERVER, {"POD_IP": "10.0.0.9"}, "10.0.0.9:36001, which is not among", id="unknown"
+        ),
         pytest.param(SERVER, {"PADDLE_PSERVER_ID": "1"}, "says server 0 and PADDLE", id="two"),
         pytest.param(SERVER, {"PADDLE_PSERVER_ID": "2"}, "there are 2 servers", id="server"),
         pytest.param(

@@ -96,7 +96,7 @@ def test_a_childs_environment_gives_it_its_role_and_nothing_of_ours(
 
 
 WRONG = [
-    ({"TRAINING_ROLE": "WORKER"}, "TRAINING_ROLE is 'WORKER', which is no role"),
+    ({"TRAINING_ROLE": "WORKER"}, "TRAINING_ROLE is 'WORKER', which is not a role"),
     ({"PADDLE_TRAINING_ROLE": "PSERVER"}, "TRAINING_ROLE is TRAINER, but PADDLE_TRAINING_ROLE is"),
     ({"PADDLE_PSERVERS_IP_PORT_LIST": ""}, "PADDLE_PSERVERS_IP_PORT_LIST is not set"),
     ({"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,b:2,a:1"}, "names a:1 twice"),

@@ -156,7 +156,7 @@ def test_a_machine_that_is_none_of_the_jobs_is_refused() -> None:
     ips = ["--cluster_node_ips", "10.0.0.1,10.0.0.2", "--node_ip", "10.0.0.3"]
     with pytest.raises(AssertedError, match=r"this machine, 10\.0\.0\.3, is none of"):
         paddle_launch.launch([*ips, script(SAYS)])
-    with pytest.raises(AssertedError, match="GPU 'x' is no number"):
+    with pytest.raises(AssertedError, match="GPU 'x' is not a number"):
         paddle_launch.launch(["--selected_gpus", "x", script(SAYS)])
     assert run("launch", "nowhere.py").returncode == 2
 

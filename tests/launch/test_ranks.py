@@ -172,7 +172,7 @@ def test_gpus_are_shared_out(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     assert seen_gpus() == (0, 1, 2)
     assert selected_gpus("7,4") == (2, 0)
-    with pytest.raises(AssertedError, match="GPU 6 is none of the visible ones"):
+    with pytest.raises(AssertedError, match="GPU 6 is not among the visible ones"):
         selected_gpus("6")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert seen_gpus() == ()

@@ -101,7 +101,7 @@ class Variables:
         for name, endpoint in here.items():
             if endpoint is not None and endpoint not in endpoints:
                 known = ", ".join(endpoints)
-                self.refuse(f"{name} is {endpoint}, which is none of {known}", f"see {SERVERS}")
+                self.refuse(f"{name} is {endpoint}, which is not among {known}", f"see {SERVERS}")
             if endpoint is not None:
                 found.append((name, endpoints.index(endpoint)))
         if SERVER_ID in values:

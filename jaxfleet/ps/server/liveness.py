@@ -116,7 +116,7 @@ class LivenessMonitor:
                 text = f"{peer} said bye after step {known.step}"
                 return _error("peer_lost", request, things, text, waited)
             if known is not None and now - known.heard > patience:
-                silent = f"not heard of for {now - known.heard:.1f} s"
+                silent = f"silent for {now - known.heard:.1f} s"
                 text = f"{peer} is lost: {silent}, {known.text(now)}"
                 return _error("peer_lost", request, things, text, waited)
         if missing and waited > options.step_timeout_s:

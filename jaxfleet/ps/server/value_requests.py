@@ -215,7 +215,7 @@ class PullHandler:
             if not held.is_known(name):
                 raise RequestError("bad_message", f"{self.outbox.name} does not hold '{name}'")
             if held.is_past(name, step):
-                what = f"'{name}' is asked for as of step {step}"
+                what = f"'{name}' was requested for step {step}"
                 what = f"{what}, and {self.outbox.name} is past it, at step {held.step}"
                 raise RequestError("bad_message", what, hint="pull before the next push")
 
@@ -241,7 +241,7 @@ class PullHandler:
             self.outbox.reply(request, Kind.VALUES, stamp, tensors)
 
         def failed(error: Exception) -> None:
-            what = f"{', '.join(names)}: no value as of step {request.step} ({error!r})"
+            what = f"{', '.join(names)}: no value of step {request.step} ({error!r})"
             self.outbox.refuse(request, RequestError("bad_message", what))
 
         self.outbox.tasks.append(

@@ -207,7 +207,7 @@ def test_a_pull_of_a_step_that_is_past_is_refused() -> None:
         for trainer in (0, 1):
             bench.push(trainer, step, sgd_grads(trainer, step))
     error = error_of(bench.send(0, Kind.PULL, 1, {"names": ["b"]}))
-    assert error[1] == "'b' is asked for as of step 1, and server 0 is past it, at step 2"
+    assert error[1] == "'b' was requested for step 1, and server 0 is past it, at step 2"
 
 
 def test_a_barrier_waits_for_all() -> None:
@@ -249,7 +249,7 @@ def test_who_waits_for_a_silent_trainer_is_told_what_it_last_said() -> None:
     beat(bench, 0, "waiting")
     code, text = error_of(bench.wait(2))
     assert code == "peer_lost"
-    assert "trainer 1 is lost: not heard of for 5.5 s, last heartbeat 5.5 s ago: step 1" in text
+    assert "trainer 1 is lost: silent for 5.5 s, last heartbeat 5.5 s ago: step 1" in text
     assert beat(bench, 0, "waiting").body["lost"] == ["trainer 1"]
     assert not bench.core.tick(bench.now)
 
