@@ -8,14 +8,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
 from msgspec import ValidationError, convert
 
-from jaxfleet.checkpoint.manifest import Count, Digest, Plain
+from jaxfleet.checkpoint.manifest import Count, Plain
 from jaxfleet.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
@@ -147,10 +147,12 @@ DAMAGED = "the checkpoint is damaged: restore another one"
 
 @dataclass(frozen=True)
 class _Sealed:
+    """The outer fields; those with a default may have another type in a later version."""
+
     format: str
     version: Count
-    sha256: Digest = ""
-    content: Mapping[str, object] = field(default_factory=dict)
+    sha256: object = None
+    content: object = None
 
 
 def write_sealed(path: Path, content: Mapping[str, object]) -> str:
@@ -190,9 +192,10 @@ def _unsealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
         what = f"{path} has version {sealed.version} of the format"
         hint = "read it with the jaxfleet that wrote it, or a newer one"
         raise CheckpointError(f"{what}; this jaxfleet reads version {VERSION}", hint=hint)
-    if _digest(sealed.content) != sealed.sha256:
+    content = convert(sealed.content, dict[str, object])
+    if (sha256 := _digest(content)) != sealed.sha256:
         raise ValueError("its content has another checksum than it says")
-    return convert(sealed.content, kind), sealed.sha256
+    return convert(content, kind), sha256
 
 
 def _digest(content: Mapping[str, object]) -> str:

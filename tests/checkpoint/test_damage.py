@@ -123,6 +123,8 @@ def test_a_checkpoint_of_a_newer_version_says_so(folder: Path) -> None:
     path = folder / "checkpoint.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     refuses(folder, "has version 2 of the format; this jaxfleet reads version 1")
+    path.write_text('{"format": "jaxfleet checkpoint", "version": 2, "sha256": {}, "content": []}')
+    refuses(folder, "has version 2 of the format; this jaxfleet reads version 1")
 
 
 @pytest.mark.parametrize(
