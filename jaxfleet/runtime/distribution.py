@@ -186,18 +186,19 @@ class _Fixed:
 
     def __init__(self, given: Any) -> None:
         self.given, self.placed = given, None
+        self._leaves: list[Any] = []  # of what is placed: an nnx object may have others since
 
     @property
     def newest(self) -> Any:
         """The argument, on the devices if a step received it."""
-        return self.given if self.placed is None else self.placed
+        return self.placed_like(self.given)
 
     def placed_like(self, given: Any) -> Any:
         """Returns the placed copy of an argument if it is the last step's argument."""
-        leaves, known = jax.tree_util.tree_leaves(given), jax.tree_util.tree_leaves(self.given)
+        leaves, known = jax.tree_util.tree_leaves(given), self._leaves
         same = len(leaves) == len(known) and all(map(_is_jax_and_same, leaves, known))
         if not same or self.placed is None:
-            self.given, self.placed = given, None
+            self.given, self.placed, self._leaves = given, None, leaves
             return given
         return self.placed
 

@@ -122,6 +122,29 @@ def test_an_object_that_is_only_read_may_come_first() -> None:
     assert "state: model, optimizer; batch: batch; whole: teacher" in step.explain()
 
 
+def test_a_teacher_that_the_script_changes_between_steps_is_the_new_one() -> None:
+    def distil(model: Any, optimizer: Any, teacher: Any, batch: Any) -> Any:
+        def loss_of(model: Any) -> Any:
+            return jnp.square(model(batch["x"]) - teacher(batch["x"])).mean()
+
+        loss, grads = nnx.value_and_grad(loss_of)(model)
+        optimizer.update(model, grads)
+        return loss
+
+    def start(tx: Any) -> Any:
+        model, teacher = (nnx.Linear(4, 2, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param), teacher
+
+    found, expected, jitted = start(TX), start(PLAIN), nnx.jit(distil)
+    step = jf.distribute(distil, (*found, batches()[0]), "single")
+    for batch in batches():
+        close(step(*found, batch), jitted(*expected, batch))
+        for model, _, teacher in (found, expected):
+            nnx.update(teacher, jax.tree.map(lambda x, y: x + y, *map(nnx.state, (teacher, model))))
+    evaluated = step.evaluate(lambda *args: args[-2].kernel[...], *found[:2], found[2], batch)
+    close(evaluated, expected[2].kernel[...])
+
+
 def test_trainers_and_servers_change_them_in_place_too(one_device: Any) -> None:
     losses, expected = one_device
     captured = jf.capture(train_step, example=(*objects(TX), batches()[0]))
