@@ -144,7 +144,8 @@ def read_arguments(
 
     Raises:
         CaptureError: an argument is not made of arrays; the step neither returns its first argument
-            nor changes any in place; or no argument has rows.
+            nor changes any in place; it changes more in place than nnx objects; or no argument has
+            rows.
     """
     names = names_of(step, example)
     types = [_types(name, value) for name, value in zip(names, example, strict=True)]
@@ -154,6 +155,11 @@ def read_arguments(
     results = reader.read(returned)
     changed = [names[place] for place in watched.changed]
     in_place = tuple(name for name in changed if name not in reader.taken)
+    beside = [names[place] for place in watched.beside if names[place] in in_place]
+    if beside:
+        what = f"the step replaces an array of '{beside[0]}' that is not an nnx object's, and does "
+        hint = f"return '{beside[0]}', or keep the array in a Variable of an object"
+        raise CaptureError(f"{what}not return it", source=line_of_function(step), hint=hint)
     if not in_place and reader.taken[:1] != names[:1]:
         raise _returns_no_state(step, names, types, returned)
     state = tuple(name for name in names if name in reader.taken or name in in_place)

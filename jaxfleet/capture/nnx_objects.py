@@ -21,21 +21,28 @@ class Watched:
 
     Attributes:
         changed: the places of these arguments.
+        beside: the places of those in which it replaced an array that is not an object's.
     """
 
     def __init__(self, step: Callable[..., Any]) -> None:
         functools.update_wrapper(self, step)
         self.step = step
         self.changed: tuple[int, ...] = ()
+        self.beside: tuple[int, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
-        before = [_flat(value) for value in args]
+        before = [(_flat(value), _flat(_others(value))) for value in args]
         returned = self.step(*args)
-        self.changed = tuple(
-            place
-            for place, value in enumerate(args)
-            if _objects(value) and not _are_same(before[place], _flat(value))
+        after = [(_flat(value), _flat(_others(value))) for value in args]
+        changed, beside = (
+            tuple(
+                place
+                for place, value in enumerate(args)
+                if _objects(value) and not _are_same(before[place][part], after[place][part])
+            )
+            for part in range(2)
         )
+        self.changed, self.beside = changed, beside
         return returned
 
 
@@ -80,15 +87,18 @@ def update_in_place(value: Any, new: Any) -> None:
 
 def _objects(value: Any) -> list[Any]:
     """Returns the outermost nnx objects in a value."""
-    nnx = sys.modules.get("flax.nnx")
-    kind = getattr(nnx, "Pytree", None)
-    if kind is None:  # nothing has imported nnx, or its objects are no pytrees
-        return []
+    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=_is_object) if _is_object(x)]
 
-    def is_object(part: Any) -> bool:
-        return isinstance(part, kind)
 
-    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=is_object) if is_object(x)]
+def _others(value: Any) -> list[Any]:
+    """Returns the leaves of a value that are not in an nnx object."""
+    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=_is_object) if not _is_object(x)]
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is an nnx object; not before nnx is imported, or if they are no pytrees."""
+    kind = getattr(sys.modules.get("flax.nnx"), "Pytree", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def _is_variable(value: Any) -> bool:

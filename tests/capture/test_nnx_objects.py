@@ -145,6 +145,19 @@ def test_a_teacher_that_the_script_changes_between_steps_is_the_new_one() -> Non
     close(evaluated, expected[2].kernel[...])
 
 
+def test_an_array_beside_objects_that_is_not_returned_is_refused() -> None:
+    def counting(parts: Any, optimizer: Any, batch: Any) -> Any:
+        parts["count"] += 1
+        loss, grads = nnx.value_and_grad(loss_of)(parts["model"], batch)
+        optimizer.update(parts["model"], grads)
+        return loss
+
+    model, optimizer, _ = objects(TX)
+    parts = {"model": model, "count": jnp.zeros(())}
+    with pytest.raises(CaptureError, match="replaces an array of 'parts' that is not an nnx ob"):
+        jf.capture(counting, example=(parts, optimizer, batches()[0]))
+
+
 def test_trainers_and_servers_change_them_in_place_too(one_device: Any) -> None:
     losses, expected = one_device
     captured = jf.capture(train_step, example=(*objects(TX), batches()[0]))
