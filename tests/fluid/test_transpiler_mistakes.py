@@ -114,3 +114,14 @@ def test_what_is_no_config() -> None:
 def test_waiting_for_servers_ends() -> None:
     with pytest.raises(ConnectionError, match=r"servers: nothing listens at 127\.0\.0\.1:1 after"):
         wait_server_ready(["127.0.0.1:1"], deadline_s=0.6)
+
+
+def test_a_field_of_a_config_that_is_none_names_the_fields_also_for_a_subclass() -> None:
+    class Config(fluid.DistributeTranspilerConfig):
+        pass
+
+    config = Config()
+    config._of_the_script = 1  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="has no field 'slice_up'") as caught:
+        config.slice_up = True  # type: ignore[attr-defined]
+    assert "did you mean slice_var_up?" in "".join(caught.value.__notes__)

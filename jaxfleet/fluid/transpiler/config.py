@@ -48,8 +48,9 @@ class DistributeTranspilerConfig:
     _sync_mode: bool = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not hasattr(type(self), name):
-            fields = [field for field in type(self).__annotations__ if not field.startswith("_")]
+        if not name.startswith("_") and not hasattr(type(self), name):
+            known = DistributeTranspilerConfig.__annotations__  # a subclass may add none
+            fields = [field for field in known if not field.startswith("_")]
             near = difflib.get_close_matches(name, [*fields, "sync_mode"])
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
             what = f"DistributeTranspilerConfig has no field '{name}'"
