@@ -17,11 +17,12 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.ops.basic import failed_check
 from jaxfleet.passes.pipelines import collective_pipeline, slicing_passes
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import StepMemory
-from jaxfleet.runtime.step_inputs import mistake_in
+from jaxfleet.runtime.step_inputs import looks_for_nans
 from jaxfleet.runtime.step_state import AuxiliaryState, beside
 from jaxfleet.runtime.transpile import for_slices, over_gloo, transpile
 from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
@@ -106,6 +107,9 @@ class Variant:
         return AuxiliaryState(captured, self.program, self.interface, self.lowered)
 
 
+_GIVEN_TWICE = ("Attempt to donate the same buffer", "previously donated in the same call")
+
+
 @dataclass
 class Call:
     """What runs the calls with batches of one structure."""
@@ -121,18 +125,21 @@ class Call:
         It raises before it runs, and takes no memory then, if the structure or a type differs, an
         array is deleted, traced or on another device, or one buffer is given twice.
         """
-        if self.executable is None:
+        if self.executable is None or looks_for_nans():
             return None
         try:
             return self.executable(state, [], data)
         except (TypeError, ValueError):
             return None
         except RuntimeError as error:
+            if (failed := failed_check(error)) is not None:
+                raise failed from error
             message = str(error)
-            if "donate" in message:  # XLA writes it to standard error too: once is enough
+            if any(text in message for text in _GIVEN_TWICE):
+                # XLA writes it to standard error too: once is enough
                 self.executable, self.shares = None, True
             elif "deleted" not in message:
-                raise (mistake_in(error) or error) from None
+                raise
             return None
 
 

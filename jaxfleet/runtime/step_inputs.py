@@ -12,7 +12,7 @@ import numpy as np
 from jaxfleet.capture import Captured
 from jaxfleet.capture.signature import OTHER_ATTRIBUTE, Leaf, difference
 from jaxfleet.cluster.global_arrays import digest, on_all_ranks
-from jaxfleet.errors import FeedError
+from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Program
 from jaxfleet.ops.basic import failed_check
 from jaxfleet.ops.jax_adapter import dtype_text
@@ -100,7 +100,17 @@ def mistake_in(error: Exception) -> Exception | None:
     """Returns the user's mistake that made a computation fail, if it is one."""
     if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
         return failed
-    return used_before("state") if "deleted" in str(error) else None
+    if "deleted" not in str(error):
+        return None
+    if looks_for_nans():  # jax computes the step again without jit, from a state that is gone
+        what = "a value that the step computes is not finite, which jax_debug_nans or "
+        return ProgramError(f"{what}jax_debug_infs rejects", hint=f"to see where, {_KEEPING}")
+    return used_before("state")
+
+
+def looks_for_nans() -> bool:
+    """Whether jax examines the results of every computation."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined]  # jax makes them up
 
 
 def _is_deleted(value: Any) -> bool:

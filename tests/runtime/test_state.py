@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
-from jaxfleet.errors import FeedError
+from jaxfleet.errors import FeedError, ProgramError
+from jaxfleet.runtime.compiled_variants import Call
 from jaxfleet.runtime.step_state import Handle, LastState
 from tests.runtime.toys import (
     State,
@@ -60,6 +61,29 @@ def test_a_tree_whose_constructor_makes_arrays_is_a_state() -> None:
     made = jf.distribute(step, (Scale(1.0), np.ones(8, "f4")), jf.DistributedStrategy(devices=2))
     state, total = made(*made(Scale(1.0), np.ones(8, "f4"))[:1], np.ones(8, "f4"))
     assert [float(state.value), float(total)] == [4.0, 16.0]
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_value_that_debug_nans_rejects_is_not_taken_for_a_state_that_was_used(
+    devices: int,
+) -> None:
+    step, state = distributed(devices=devices)
+    state, _ = step(state, rows(8))
+    with jax.debug_nans(True), pytest.raises(ProgramError, match="jax_debug_nans") as caught:
+        step(state, {**rows(8), "x": np.full((8, 6), np.nan, np.float32)})
+    assert "donate=False" in str(caught.value.hint)
+
+
+def test_the_message_of_a_check_in_a_step_may_name_donation() -> None:
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("INTERNAL: ProgramError: do not donate what was deleted")
+
+    variant: Any = None  # only the executable runs
+    call = Call(variant, failing)
+    with pytest.raises(ProgramError, match=r"^do not donate what was deleted") as caught:
+        call.on_accepted({}, [])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert call.executable is failing
 
 
 @pytest.mark.parametrize("devices", [1, 4])
