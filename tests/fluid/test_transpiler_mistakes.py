@@ -121,7 +121,7 @@ def test_a_field_of_a_config_that_is_none_names_the_fields_also_for_a_subclass()
         pass
 
     config = Config()
-    config._of_the_script = 1  # type: ignore[attr-defined]
+    config._of_the_script = 1
     with pytest.raises(AttributeError, match="has no field 'slice_up'") as caught:
-        config.slice_up = True  # type: ignore[attr-defined]
+        config.slice_up = True
     assert "did you mean slice_var_up?" in "".join(caught.value.__notes__)

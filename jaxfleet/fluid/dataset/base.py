@@ -130,7 +130,7 @@ class DatasetBase:
         return "\n".join(lines) + "\n"
 
     def batches(self, threads: int = 0) -> Generator[dict[str, Any]]:
-        """Yields the feed of each step; `threads` files, or as `set_thread` says, are read at once.
+        """Yields the feed of each step; reads `threads` files at once, or as many as `set_thread`.
 
         Raises:
             ProgramError: the slots of a line or the files are not set.
