@@ -101,6 +101,11 @@ class Costs:
         read = max((prod(self._shape(name, block)) for name in op.reads), default=0)
         return max(made * self._depth(op, block), max(made, read) * ELEMENT)
 
+    def products(self, op: Operator, block: Block | None = None) -> int:
+        """Returns the multiply-adds of a matrix product or convolution; 0 of anything else."""
+        depth = self._depth(op, block)
+        return depth * sum(prod(self._shape(name, block)) for name in op.writes) if depth else 0
+
     def _depth(self, op: Operator, block: Block | None) -> int:
         """Returns the number of products summed in each element; 0 for other operators."""
         rule = _PRODUCTS.get(op.type)

@@ -39,7 +39,12 @@ class Ownership:
         return owners
 
     def names(self, mask: int) -> tuple[str, ...]:
-        return tuple(name for bit, name in enumerate(self.params) if mask >> bit & 1)
+        found = []
+        while mask:  # as long as there are bits: a program may have 10,000 parameters
+            bit = mask.bit_length() - 1
+            found.append(self.params[bit])
+            mask ^= 1 << bit
+        return tuple(reversed(found))
 
     def _state_leaves(self) -> list[tuple[str, int, int]]:
         """Returns the state that the section uses: name, value before, value after."""

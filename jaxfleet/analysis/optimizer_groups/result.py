@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jaxfleet.analysis.optimizer_groups.optimize_section import SectionGraph
 from jaxfleet.errors import ProgramError
@@ -91,11 +92,14 @@ class OptimizerGroups:
         """The program, with its branches split, that the places of operators refer to."""
         return self.graph.program
 
+    @cached_property
+    def _by_name(self) -> Mapping[str, OptimizerGroup]:
+        return {group.name: group for group in self.groups}
+
     def group(self, param: str) -> OptimizerGroup:
         """Returns the group of a parameter; raises a ProgramError if there is none."""
-        for group in self.groups:
-            if group.name == param:
-                return group
+        if param in self._by_name:
+            return self._by_name[param]
         known = ", ".join(group.name for group in self.groups[:5])
         what = f"'{param}' is no parameter of '{self.program.name}'"
         raise ProgramError(what, hint=f"its parameters are {known}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
+from jaxfleet.analysis.optimizer_groups import OptimizerGroups, find_optimizer_groups
 from jaxfleet.analysis.optimizer_groups.result import joined_names
 from jaxfleet.analysis.placement.policies import (
     LoadBalance,
@@ -113,13 +113,19 @@ class TransferPlan:
 
 
 def transfer_plan(
-    program: Program, *, trainers: int, trainer: Program | None = None, rows: int | None = None
+    program: Program,
+    *,
+    trainers: int,
+    trainer: Program | None = None,
+    rows: int | None = None,
+    groups: OptimizerGroups | None = None,
 ) -> TransferPlan:
     """Returns the bytes that a step's servers hold, and its traffic.
 
     A step that `slice_var` and `dispatch` did not run on is a PassError. `trainer` is the program
     that `insert_send_recv` made of it for trainer 0; without it, only gradients, parameters and
-    partial results across parameters are counted. `rows` are each trainer's, if known.
+    partial results across parameters are counted. `rows` are each trainer's, if known; so are
+    the program's optimizer `groups`.
     """
     if trainers < 1:
         raise PassError(f"plan: trainers is {trainers}, but must be at least 1")
@@ -127,7 +133,7 @@ def transfer_plan(
     letters = batch.letters if isinstance(batch, Dim) else ()
     sizes = dict.fromkeys(letters, rows) if rows is not None else {}
     endpoints, placement = endpoints_of(program), placement_of(program)
-    groups = find_optimizer_groups(program)
+    groups = groups if groups is not None else find_optimizer_groups(program)
     parts = slice_loads(program, groups)
     push, pull = sum(x.push_bytes for x in parts), sum(x.param_bytes for x in parts)
     # Every server keeps this state, such as counters of schedules.
