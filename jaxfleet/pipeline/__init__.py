@@ -1,10 +1,14 @@
 """The Pass base class, the registry, pipelines as text, and instruments that observe a run."""
 
+from jaxfleet.pipeline.dump import FACTS as FACTS
+from jaxfleet.pipeline.dump import SOURCES as SOURCES
 from jaxfleet.pipeline.dump import Dump as Dump
 from jaxfleet.pipeline.dump import dump_folders as dump_folders
 from jaxfleet.pipeline.dump import new_dump_folder as new_dump_folder
+from jaxfleet.pipeline.dump import read_beside as read_beside
 from jaxfleet.pipeline.dump import read_index as read_index
 from jaxfleet.pipeline.dump import remove_dumps as remove_dumps
+from jaxfleet.pipeline.dump import write_facts as write_facts
 from jaxfleet.pipeline.instruments import Instrument as Instrument
 from jaxfleet.pipeline.instruments import Record as Record
 from jaxfleet.pipeline.instruments import Stage as Stage

@@ -8,14 +8,22 @@
     01_grad_allreduce.diff      the changes, as a unified diff of the full texts
     full/00_input.txt           the full program, which can be parsed again
     full/01_grad_allreduce.txt
+    sources.json                the user's lines with those around them, if their files are known
+    step.json                   what a step decided, if the pipeline was a step's
 """
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from jaxfleet.ir.source_excerpts import excerpts
 from jaxfleet.pipeline.instruments import Stage, index_table
 
 INDEX = "index.txt"
+FACTS = "step.json"
+SOURCES = "sources.json"
 _FULL = "full"
 _FIRST = "00_input"  # identifies the first line of our index
 _LABEL = re.compile(r"^\d+_\w+", re.MULTILINE)
@@ -44,6 +52,8 @@ class Dump:
         if stage.pass_ is None or stage.changed:
             self._write(f"{stage.label}.txt", stage.text)
             self._write(f"{_FULL}/{stage.label}.txt", stage.full_text)
+        if stage.pass_ is None and (sources := excerpts(stage.after)):
+            self._write(SOURCES, json.dumps(sources))
         if stage.changed:
             self._write(f"{stage.label}.diff", stage.diff_text(source=self.source))
         self._write(INDEX, index_table(self._stages))
@@ -87,6 +97,18 @@ def remove_dumps(root: Path | str) -> None:
             folder.rmdir()
 
 
+def write_facts(folder: Path | str, facts: Mapping[str, Any]) -> None:
+    """Adds to a dump what a step decided, as data of JSON."""
+    (Path(folder) / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def read_beside(folder: Path | str, name: str) -> dict[str, Any]:
+    """Returns the data of `FACTS` or `SOURCES` in a dump; empty if it has none."""
+    path = Path(folder) / name
+    found: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_index(folder: Path | str) -> str:
     """Returns the text of a dump's index."""
     return (Path(folder) / INDEX).read_text(encoding="utf-8")
@@ -100,6 +122,8 @@ def _remove_dump(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
     if labels:
         (folder / INDEX).unlink()
+        for name in (FACTS, SOURCES):
+            (folder / name).unlink(missing_ok=True)
     full = folder / _FULL
     if labels and full.is_dir() and not any(full.iterdir()):
         full.rmdir()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TypeAlias, overload
 
 from jaxfleet.ir import Operator, Program, Role, print_folded, print_program, unified_diff
@@ -155,10 +156,15 @@ class Statistics:
 
 
 class Record(Sequence[Stage]):
-    """Keeps every stage, the input first. Unchanged programs are shared, so this is cheap."""
+    """Keeps every stage, the input first. Unchanged programs are shared, so this is cheap.
+
+    Attributes:
+        folder: the folder of the same run's dump; None if it was not dumped.
+    """
 
     def __init__(self, stages: Iterable[Stage] = ()) -> None:
         self._stages = list(stages)
+        self.folder: Path | None = None
 
     def __call__(self, stage: Stage) -> None:
         self._stages.append(stage)
