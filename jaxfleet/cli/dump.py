@@ -1,17 +1,13 @@
 """`jaxfleet dump`: runs a script and shows the effect of every pass of every pipeline in it."""
 
 import argparse
-import runpy
-import sys
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.cli.app import SCRIPT_FAILED, log
+from jaxfleet.cli.app import log
+from jaxfleet.cli.scripts import run_script, split_arguments
 from jaxfleet.env import dumping_to
-from jaxfleet.errors import JaxfleetError, ProgramError
+from jaxfleet.errors import ProgramError
 from jaxfleet.pipeline import dump_folders, read_index, remove_dumps
 
 _USAGE = """\
@@ -64,7 +60,7 @@ def _own_arguments() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
-    words, rest = _split(args.args)
+    words, rest = split_arguments(args.args)
     args, script_args = _own_arguments().parse_known_args(words, namespace=args)
     folder = Path(getattr(args, "dump_dir", "dump"))
     if not Path(args.script).is_file():
@@ -72,57 +68,9 @@ def run(args: argparse.Namespace) -> int:
     remove_dumps(folder)
     only = getattr(args, "until_compiled", False)
     with dumping_to(folder, source=getattr(args, "source", False), until_compiled=only):
-        status = _run_script(args.script, [*script_args, *rest])
+        status = run_script(args.script, [*script_args, *rest])
     _show(folder)
     return status
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    at = words.index("--") if "--" in words else len(words)
-    return list(words[:at]), list(words[at + 1 :])
-
-
-def _run_script(script: str, args: Sequence[str]) -> int:
-    with _as_main(script, args):
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as ended:
-            return _status(ended.code)
-        except JaxfleetError as error:
-            log("".join(traceback.format_exception_only(error)).rstrip())
-            return SCRIPT_FAILED
-        except Exception as error:  # noqa: BLE001  # whatever the script raises is its own
-            _log_from_script(error, script)
-            return SCRIPT_FAILED
-    return 0
-
-
-@contextmanager
-def _as_main(script: str, args: Sequence[str]) -> Iterator[None]:
-    """Sets the arguments and the import path as `python SCRIPT` would."""
-    argv, path = sys.argv, sys.path
-    sys.argv = [script, *args]
-    sys.path = [str(Path(script).resolve().parent), *path]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = argv, path
-
-
-def _status(code: object) -> int:
-    """Returns the exit status of `sys.exit(code)`, by Python's rules."""
-    if code is None or isinstance(code, int):
-        return int(code or 0)
-    log(str(code))
-    return 1
-
-
-def _log_from_script(error: Exception, script: str) -> None:
-    """Prints a traceback as Python would, without the frames that run the script."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != script:
-        frames = frames.tb_next
-    log("".join(traceback.format_exception(error.with_traceback(frames))).rstrip())
 
 
 def _show(folder: Path) -> None:
