@@ -1,0 +1,92 @@
+"""Reads dump folders: what `jaxfleet dump` and `dump_dir` wrote, back to stages."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.errors import TextError
+from jaxfleet.ir import Program, parse
+from jaxfleet.pipeline import FACTS, SOURCES, dump_folders, read_beside, read_index
+from jaxfleet.report.history import UNKNOWN_S, History, StageRecord
+
+_ROW = re.compile(r"^(?P<label>\d+_(?P<name>\w+))(?:\s.*? (?P<seconds>[\d.]+) s\b)?", re.MULTILINE)
+_FULL = "full"
+
+
+def read_folders(root: Path | str) -> list[History]:
+    """Returns the pipelines of a dump folder and its subfolders, in order of time.
+
+    Equal ones are read once: each trainer of a job dumps the programs of all servers.
+
+    Raises:
+        TextError: there is no dump, or a program in it cannot be read.
+    """
+    folders = dump_folders(root)
+    if not folders:
+        hint = "jaxfleet dump SCRIPT writes one; JAXFLEET_DUMP_DIR and dump_dir= do too"
+        raise TextError(f"{root} contains no dump", hint=hint)
+    found: dict[tuple[str, ...], History] = {}
+    for folder in folders:
+        key = _contents(folder)
+        if key not in found:
+            found[key] = _read(folder, Path(root))
+    return list(found.values())
+
+
+def _contents(folder: Path) -> tuple[str, ...]:
+    """Returns the texts of a dump, which identify it whatever its passes' times were."""
+    return tuple(path.read_text(encoding="utf-8") for path in sorted((folder / _FULL).iterdir()))
+
+
+def _read(folder: Path, root: Path) -> History:
+    facts = read_beside(folder, FACTS)
+    label = folder.name if folder != root else folder.resolve().name
+    return History(
+        label,
+        tuple(_stages(folder, _texts(facts.get("passes")))),
+        decisions=_texts(facts.get("decisions")),
+        notes=_texts(facts.get("notes")),
+        facts=[(str(x[0]), str(x[1])) for x in facts.get("facts", ()) if len(x) == 2],
+        rows=_number(facts.get("rows")),
+        fetched=_texts(facts.get("fetched")),
+        budget_bytes=_number(facts.get("budget_bytes")),
+        fitted_by=str(facts.get("fitted_by", "")),
+        sources=_sources(read_beside(folder, SOURCES)),
+    )
+
+
+def _stages(folder: Path, options: Sequence[str]) -> Iterator[StageRecord]:
+    program: Program | None = None
+    for place, row in enumerate(_ROW.finditer(read_index(folder))):
+        path = folder / _FULL / f"{row['label']}.txt"
+        if path.is_file():  # otherwise the pass changed nothing
+            program = _parsed(path)
+        if program is None:
+            raise TextError(f"{path} is missing, the input of a pipeline")
+        seconds = float(row["seconds"]) if row["seconds"] else UNKNOWN_S
+        text = options[place - 1] if 0 < place <= len(options) else ""
+        yield StageRecord(row["name"], program, text, seconds)
+
+
+def _parsed(path: Path) -> Program:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except TextError as error:
+        error.add_note(f"  in {path}")
+        raise
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _sources(found: Mapping[str, Any]) -> dict[str, dict[int, str]]:
+    return {
+        path: {int(number): str(text) for number, text in lines.items()}
+        for path, lines in found.items()
+    }

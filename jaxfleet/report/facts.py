@@ -1,0 +1,207 @@
+"""Adds to lines what analyses find: shardings, flops, bytes, and memory over the step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxfleet.analysis.memory import memory_profile
+from jaxfleet.analysis.memory.costs import Costs, bytes_of
+from jaxfleet.analysis.sharding import ShardingPlan, StateSharding, mesh_of, propagate, summed_state
+from jaxfleet.analysis.sharding.layout_choices import shardable_state
+from jaxfleet.errors import JaxfleetError
+from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
+from jaxfleet.ir.program import Block
+from jaxfleet.report.history import History
+from jaxfleet.report.lineage import Lineage
+from jaxfleet.report.model import NONE, MemoryCurve
+
+# What analyses raise for programs that nobody's step is: drawn ones, and texts edited by hand. A
+# report shows the rest of such a program.
+UNUSUAL = (JaxfleetError, ArithmeticError, AssertionError, LookupError)
+
+_ASSUMED_ROWS = 32  # where a program has a symbolic batch and nothing records its number of rows
+_ON_ONE = frozenset({"c_summand", "c_local", "c_split", "c_random_bits", "c_random_split"})
+_MESSAGES = frozenset({"send", "recv", "prefetch", "push_rows"})
+_WHOLE = "replicated"
+
+
+def sizes_of(history: History) -> tuple[dict[str, int], bool]:
+    """Returns the number of each letter on one device, and whether it is a guess."""
+    letters = {
+        letter
+        for stage in (history.stages[0], history.stages[-1])
+        for variable in _variables(stage.program)
+        for size in variable.shape
+        if isinstance(size, Dim)
+        for letter in size.letters
+    }
+    if history.rows is None:
+        return dict.fromkeys(sorted(letters), _ASSUMED_ROWS), bool(letters)
+    program = history.last
+    devices = program.attrs.get("devices", 1)
+    is_cut = bool(program.attrs.get("sharded")) and isinstance(devices, int)
+    rows = history.rows // int(str(devices)) if is_cut else history.rows
+    return dict.fromkeys(sorted(letters), rows), False
+
+
+def _variables(program: Program) -> Iterator[Variable]:
+    for scope in (program.variables, *(block.variables for block in program.blocks)):
+        yield from scope.values()
+
+
+def size_or_none(variable: Variable, sizes: Mapping[str, int]) -> int:
+    """Returns a variable's bytes; `NONE` if a size is unknown."""
+    if not variable.dtype:
+        return NONE
+    try:
+        return bytes_of(variable, sizes)
+    except UNUSUAL:
+        return NONE
+
+
+def add_costs(lineage: Lineage, history: History, sizes: Mapping[str, int]) -> None:
+    """Sets the flops and the transferred bytes of every operator, at its last stage."""
+    done: set[int] = set()
+    for stage, places in reversed(list(zip(history.stages, lineage.places, strict=True))):
+        program = stage.program
+        todo = {place: line for place, line in places.items() if line not in done}
+        if not todo:
+            continue
+        try:
+            costs = Costs(program, sizes)
+        except UNUSUAL:
+            return
+        for (index, place), number in todo.items():
+            block = program.blocks[index]
+            op, line = block.ops[place], lineage.lines[number]
+            try:
+                line.flops = 2 * costs.products(op, block) or NONE
+            except UNUSUAL:
+                line.flops = NONE
+            if op.type in _MESSAGES or (op.type.startswith("c_") and op.type not in _ON_ONE):
+                line.moved_bytes = _moved(op, program, block, sizes)
+        done.update(todo.values())
+
+
+def _moved(op: Operator, program: Program, block: Block, sizes: Mapping[str, int]) -> int:
+    names = op.writes if op.type in {"recv", "prefetch"} else op.reads
+    try:
+        found = [size_or_none(program.lookup(name, block), sizes) for name in names]
+    except UNUSUAL:
+        return NONE
+    return sum(size for size in found if size != NONE)
+
+
+def add_labels(lineage: Lineage, history: History) -> str:
+    """Sets how outputs lie on the devices; returns why that is not known, or an empty string."""
+    at = history.divided_at
+    if at is None:
+        return "no pass divides the values among devices"
+    if at == 0:
+        return "the one-device program is not among the stages, from which shardings follow"
+    name = history.stages[at].name
+    if name not in {"grad_allreduce", "sharded_update"}:
+        return f"shardings are not propagated through the pass {name}"
+    try:
+        plan, held = _plan(history.stages[at - 1].program, history.stages[at].program, name)
+    except UNUSUAL as error:
+        return f"shardings are not known: {error}"
+    number = lineage.strings.number
+    for (index, place), line_number in lineage.places[at - 1].items():
+        block = plan.blocks.get(index)
+        if block is None or place >= len(block.ops):
+            continue
+        found, line = block.ops[place], lineage.lines[line_number]
+        line.labels = tuple(number(str(label)) for label in found.placing.outputs)
+        line.completed = tuple(number(how) for how in found.completed.values())
+    for (index, place), line_number in _added(lineage, at):
+        program = next(
+            s.program
+            for s, places in zip(history.stages, lineage.places, strict=True)
+            if places.get((index, place)) == line_number
+        )
+        line = lineage.lines[line_number]
+        op = program.blocks[index].ops[place]
+        if label := _label_of_collective(op):
+            line.labels = (number(label),) * len(op.writes)
+    final = plan.blocks[0].final
+    for variable in history.stages[at].program.variables.values():
+        line = lineage.lines[lineage.declarations[f"declaration {variable.name}"]]
+        shown = held.label(variable.name) if variable.kind.persistable else final[variable.name]
+        line.labels = (number(str(shown)),)
+    return ""
+
+
+def _plan(before: Program, after: Program, name: str) -> tuple[ShardingPlan, StateSharding]:
+    devices = after.attrs["devices"]
+    assert isinstance(devices, int)
+    mesh, cut = mesh_of(before, devices)
+    held = summed_state(before)
+    if name == "sharded_update":
+        held = shardable_state(before, mesh, cut).held
+    return propagate(before, mesh, sharded_inputs=cut, held=held), held
+
+
+def _added(lineage: Lineage, at: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yields place and line of the operators that passes added from a stage on."""
+    seen = set(lineage.places[at - 1].values())
+    for places in lineage.places[at:]:
+        for place, line in places.items():
+            if line not in seen:
+                seen.add(line)
+                yield place, line
+
+
+def _label_of_collective(op: Operator) -> str:
+    if op.type.startswith(("c_allreduce", "c_allgather", "c_broadcast")) or op.type == "recv":
+        return _WHOLE
+    if op.type == "c_summand":
+        return "partial(sum)"
+    if op.type in {"c_reducescatter", "c_split"}:
+        axis = op.attrs.get("axis", 0)
+        return f"sharded({axis})"
+    return ""
+
+
+def memory_curves(
+    lineage: Lineage, history: History, sizes: Mapping[str, int]
+) -> tuple[MemoryCurve, ...]:
+    """Returns the memory of the step as it runs, and without its budget if it has one."""
+    names = [stage.name for stage in history.stages]
+    found = []
+    if history.fitted_by in names:
+        at = names.index(history.fitted_by) - 1
+        found.append(_curve(lineage, history, at, sizes, "without the budget"))
+    title = "with the budget" if found else "as it runs"
+    found.append(_curve(lineage, history, len(names) - 1, sizes, title))
+    return tuple(curve for curve in found if curve is not None and any(curve.bytes))
+
+
+def _curve(
+    lineage: Lineage, history: History, stage: int, sizes: Mapping[str, int], title: str
+) -> MemoryCurve | None:
+    program = history.stages[stage].program
+    try:
+        profile = memory_profile(program, sizes, keep=_existing(program, history.fetched))
+    except UNUSUAL:
+        return None
+    places = lineage.places[stage]
+    values = []
+    for value, span in zip(profile.values, profile.spans, strict=True):
+        if value.bytes:
+            variable = lineage.variable(program.lookup(value.name))
+            values.append((variable, value.bytes, *span, value.made))
+    ops = [places[0, place] for place in range(len(program.root.ops))]
+    return MemoryCurve(title, profile.bytes, ops, values)
+
+
+def _existing(program: Program, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in program.root.variables]
+
+
+def heading_facts(history: History) -> list[tuple[str, str]]:
+    """Returns what a program's heading and declarations say, as names with values."""
+    program = history.last
+    found = [("operators", f"{history.stages[0].program.op_count} -> {program.op_count}")]
+    for name, kind in (("parameters", Kind.PARAM), ("other state", Kind.STATE)):
+        found.append((name, str(len(program.of_kind(kind)))))
+    shown = [name for name in ("devices", "trainers", "batch") if name in program.attrs]
+    return [*found, *((name, str(program.attrs[name])) for name in shown)]

@@ -1,0 +1,89 @@
+"""The input of a report: the stages of a program, from a record, a dump or a text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.ir import Program
+from jaxfleet.pipeline import Record, pass_text
+
+UNKNOWN_S = -1.0
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage of a pipeline.
+
+    Attributes:
+        name: the pass; `input` for the first stage.
+        program: the program after it.
+        options: the pass with its options, as text.
+        seconds: its run time; negative if unknown.
+        verify_seconds: the verifier's; negative if unknown.
+    """
+
+    name: str
+    program: Program
+    options: str = ""
+    seconds: float = UNKNOWN_S
+    verify_seconds: float = UNKNOWN_S
+
+
+@dataclass(frozen=True)
+class History:
+    """The stages of one program, with what is known beyond them.
+
+    Attributes:
+        label: tells the program from others of its name.
+        stages: the input first; at least one.
+        decisions: lines of `explain()`.
+        notes: of the capture.
+        facts: names with values.
+        rows: of the whole batch; None if unknown.
+        fetched: variables that the step returns beside its state.
+        budget_bytes: the memory budget; None without one.
+        fitted_by: the first pass that the budget caused; empty without one.
+        sources: the lines of the user's files, by path and number.
+    """
+
+    label: str
+    stages: Sequence[StageRecord]
+    decisions: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    rows: int | None = None
+    fetched: Sequence[str] = ()
+    budget_bytes: int | None = None
+    fitted_by: str = ""
+    sources: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Program:
+        """The program after all passes."""
+        return self.stages[-1].program
+
+    @property
+    def divided_at(self) -> int | None:
+        """The stage that divides the program among devices or trainers; None without one."""
+        for place, stage in enumerate(self.stages):
+            if "devices" in stage.program.attrs:
+                return place
+        return None
+
+
+def of_program(program: Program, label: str = "") -> History:
+    """Returns the history of a program without passes."""
+    return History(label, (StageRecord("input", program),))
+
+
+def of_record(record: Record) -> tuple[StageRecord, ...]:
+    """Returns the stages of a pipeline that ran in this process."""
+    return tuple(
+        StageRecord(
+            stage.name,
+            stage.after,
+            "" if stage.pass_ is None else pass_text(stage.pass_),
+            stage.seconds,
+            stage.verify_seconds,
+        )
+        for stage in record
+    )

@@ -1,0 +1,98 @@
+"""Dump folders, read back to what a report is built of."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.errors import TextError
+from jaxfleet.ir import Operands, Operator, Program, Source
+from jaxfleet.pipeline import Dump, Record, parse_pipeline, run_pipeline, write_facts
+from jaxfleet.report import build_report, of_record, read_folders
+from tests.report.drawn import deep_history, deep_step, write_dump
+
+
+def test_a_dump_is_read_as_it_ran(tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    (found,) = read_folders(tmp_path)
+    record = Record()
+    run_pipeline(
+        deep_step(2), parse_pipeline("dce,grad_allreduce{devices=4}"), instruments=[record]
+    )
+    expected = of_record(record)
+    assert [stage.name for stage in found.stages] == ["input", "dce", "grad_allreduce"]
+    assert [stage.program for stage in found.stages] == [stage.program for stage in expected]
+    assert found.stages[0].seconds < 0 <= found.stages[1].seconds
+
+
+def test_equal_dumps_are_read_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_dump(tmp_path / name)
+    write_dump(tmp_path / "c", layers=1)
+    assert [history.label for history in read_folders(tmp_path)] == ["a", "c"]
+
+
+def test_what_a_step_decided_is_read(tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    facts = {
+        "decisions": ["step 'deep'", "  why"],
+        "notes": ["captured for each batch size: because"],
+        "facts": [["strategy.mode", "collective"]],
+        "rows": 128,
+        "fetched": ["metrics/loss"],
+        "budget_bytes": None,
+        "fitted_by": "",
+        "passes": ["dce", "grad_allreduce{devices=4}"],
+    }
+    write_facts(tmp_path, facts)
+    (found,) = read_folders(tmp_path)
+    assert found.decisions == ("step 'deep'", "  why")
+    assert found.notes == ("captured for each batch size: because",)
+    assert found.stages[2].options == "grad_allreduce{devices=4}"
+    program = json.loads(build_report([found]).to_json())["programs"][0]
+    assert (program["sizes"], program["assumed"]) == ({"b": 32}, False)
+    assert ["strategy.mode", "collective"] in program["facts"]
+
+
+def test_a_dump_keeps_the_lines_that_operators_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "app" / "train.py"
+    file.parent.mkdir()
+    file.write_text("".join(f"line {n}\n" for n in range(1, 31)))
+    op = Operator(
+        "jax.neg", Operands.of("x"), Operands.of("y"), source=Source(str(file), 12, "step")
+    )
+    program = deep_step(1)
+    block = program.root.with_ops([op])
+    Dump(tmp_path / "dump")(next(iter(_stages(Program("p", {}, (block,))))))
+    (found,) = read_folders(tmp_path / "dump")
+    assert list(found.sources) == ["app/train.py"]
+    lines = found.sources["app/train.py"]
+    assert (min(lines), max(lines), lines[12]) == (7, 17, "line 12")
+
+
+def _stages(program: Program) -> Record:
+    from jaxfleet.pipeline import Stage  # noqa: PLC0415  # used here alone
+
+    return Record([Stage(0, None, program, program)])
+
+
+def test_a_text_names_files_that_are_not_looked_for(tmp_path: Path) -> None:
+    write_dump(tmp_path)  # its operators come from app/model.py, a short path
+    assert not (tmp_path / "sources.json").exists()
+
+
+def test_a_folder_without_a_dump_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match="contains no dump"):
+        read_folders(tmp_path)
+
+
+def test_a_dump_that_ends_with_an_invalid_program_is_reported(tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    path = tmp_path / "full" / "02_grad_allreduce.txt"
+    text = path.read_text()
+    path.write_text(text.replace("jax.tanh(Dense_0.sum)", "jax.tanh(nowhere)"))
+    program = json.loads(build_report(read_folders(tmp_path)).to_json())["programs"][0]
+    (note,) = program["notes"]
+    assert note.startswith("the program after grad_allreduce is not valid: ")
+    assert "nowhere" in note
+    assert deep_history(1).divided_at == 2
