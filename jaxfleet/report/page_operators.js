@@ -1,0 +1,201 @@
+// Views of operators and modules: your source, its operators, the tree of scopes.
+
+// --- operators: source, list, card ------------------------------------------------------------
+
+const GROUPS = {
+  module: (program, line) => program.scope(line) || "outside of modules",
+  function: (program, line) => program.func(line) || "no function",
+  role: (program, line, stage) => program.role(line, stage),
+  pass: (program, line) => program.maker(line) || "the user's step",
+  none: null,
+};
+const FOLDED_FROM = 1500; // operators from which groups start closed
+const remembered = { group: "module", stage: NONE, file: NONE };
+
+function operators(program, state) {
+  const stage = state.pass, all = program.orders[stage].filter((line) => program.isOp(line));
+  const closed = new Set();
+  let groups = [];
+  const regroup = () => {
+    const key = GROUPS[remembered.group];
+    groups = [];
+    closed.clear();
+    if (!key) return;
+    for (const line of all) {
+      const name = key(program, line, stage);
+      const group = groups[groups.length - 1];
+      if (group && group.name === name) group.lines.push(line);
+      else groups.push({ name, lines: [line], number: groups.length });
+    }
+    if (all.length >= FOLDED_FROM) groups.forEach((group) => closed.add(group.number));
+  };
+  const list = new List("Operators", (row, element) => {
+    if (row.group) {
+      element.classList.add("group");
+      element.append(make("span", {}, `${closed.has(row.group.number) ? "\u25b8" : "\u25be"} ${row.group.name}`), make("span", { class: "soft" }, `${count(row.group.lines.length, "operator")}${flopsOf(program, row.group.lines)}`));
+      return;
+    }
+    const { line } = row;
+    if (line === current.op) element.classList.add("on");
+    else if (near(program, line)) element.classList.add("near");
+    element.append(tag(program.labels(line)), make("span", { class: "line" }, code(program.tokens(line, stage))));
+    const cost = program.moves(line) !== NONE ? bytes(program.moves(line)) : program.flops(line) !== NONE ? flopsText(program.flops(line)) : "";
+    element.append(make("span", { class: "aside" }, cost));
+  }, (row) => {
+    if (!row.group) return go({ op: row.line, line: NONE }, { keep: true });
+    if (!closed.delete(row.group.number)) closed.add(row.group.number);
+    fill();
+  });
+  const fill = () => list.set(groups.length ? groups.flatMap((group) => [{ group }, ...(closed.has(group.number) ? [] : group.lines.map((line) => ({ line })))]) : all.map((line) => ({ line })));
+  const open = (line) => {
+    const group = groups.find((each) => closed.has(each.number) && each.lines.includes(line));
+    if (group) { closed.delete(group.number); fill(); }
+  };
+  const source = sourcePane(program, all);
+  const choose = make("select", { on: { change: () => { remembered.group = choose.value; regroup(); fill(); follow(); } } },
+    Object.keys(GROUPS).map((name) => make("option", { value: name, selected: name === remembered.group }, name)));
+  const everything = (shut) => () => { closed.clear(); if (shut) groups.forEach((group) => closed.add(group.number)); fill(); };
+  regroup();
+  fill();
+  follow = () => {
+    const line = current.op !== NONE && program.has(stage, current.op) ? current.op : all.find((each) => near(program, each));
+    if (line !== undefined) open(line);
+    list.at(line === undefined || current.op === NONE ? NONE : list.rows.findIndex((row) => row.line === line));
+    if (line !== undefined) list.show(list.rows.findIndex((row) => row.line === line));
+    source.follow();
+  };
+  return [
+    make("div", { class: "tool" },
+      make("h2", {}, `${count(all.length, "operator")} after ${stage}. ${program.stages[stage].name}`),
+      make("label", { class: "chooser" }, "group by", choose),
+      make("button", { type: "button", on: { click: everything(true) } }, "Fold all"),
+      make("button", { type: "button", on: { click: everything(false) } }, "Unfold all")),
+    make("div", { class: "panes" }, source.element, make("div", { class: "pane" }, list.element)),
+  ];
+}
+function flopsOf(program, lines) {
+  const sum = lines.reduce((total, line) => total + Math.max(0, program.flops(line)), 0);
+  return sum ? `, ${flopsText(sum)}` : "";
+}
+function near(program, line) {
+  if (current.line !== NONE) return program.row(line) === current.line && program.file(line) === current.file;
+  if (current.op === NONE || !program.isOp(current.op) || program.file(current.op) === NONE) return false;
+  return program.row(line) === program.row(current.op) && program.file(line) === program.file(current.op);
+}
+
+// The user's lines, with the number of operators that come from each.
+function sourcePane(program, lines) {
+  const counts = program.raw.files.map(() => new Map());
+  for (const line of lines) if (program.file(line) !== NONE) {
+    const rows = counts[program.file(line)];
+    rows.set(program.row(line), (rows.get(program.row(line)) || 0) + 1);
+  }
+  const total = (file) => [...counts[file].values()].reduce((a, b) => a + b, 0);
+  const files = counts.map((_, file) => file).sort((a, b) => total(b) - total(a));
+  let shown = files.length ? files[0] : NONE;
+  const list = new List("Your source", (row, element) => {
+    if (row.gap) { element.classList.add("fold", "blank"); element.append("\u22ee"); return; }
+    const here = counts[shown].get(row.number) || 0;
+    if (!here) element.classList.add("quiet");
+    const chosen = current.line !== NONE ? current.line === row.number && current.file === shown
+      : current.op !== NONE && program.file(current.op) === shown && program.row(current.op) === row.number;
+    if (chosen) element.classList.add("on");
+    element.append(make("span", { class: "no" }, String(row.number)), make("span", { class: "line" }, row.text), make("span", { class: "uses", title: count(here, "operator") }, here ? `\u00d7${here}` : ""));
+  }, (row) => {
+    if (!row.gap && counts[shown].get(row.number)) go({ op: NONE, line: row.number, file: shown }, { keep: true });
+  });
+  const choose = make("select", { "aria-label": "File", on: { change: () => { shown = Number(choose.value); fill(); } } },
+    files.map((file) => make("option", { value: file }, `${program.raw.files[file][0]} (${total(file)})`)));
+  const fill = () => {
+    if (shown === NONE) return;
+    const known = new Map(program.raw.files[shown][1]);
+    const numbers = [...new Set([...known.keys(), ...counts[shown].keys()])].sort((a, b) => a - b);
+    const rows = [];
+    numbers.forEach((number, at) => {
+      if (at && numbers[at - 1] !== number - 1) rows.push({ gap: true });
+      rows.push({ number, text: known.has(number) ? known.get(number) : "(this report does not have the line's text)" });
+    });
+    choose.value = String(shown);
+    list.set(rows);
+  };
+  fill();
+  return {
+    element: make("div", { class: "pane" }, files.length
+      ? [make("div", { class: "heads chooser" }, choose), list.element]
+      : make("p", { class: "empty" }, "No operator here names a line of a program.")),
+    follow() {
+      const file = current.line !== NONE ? current.file : current.op !== NONE ? program.file(current.op) : NONE;
+      if (file !== NONE && file !== shown) { shown = file; fill(); }
+      const number = current.line !== NONE ? current.line : current.op !== NONE ? program.row(current.op) : NONE;
+      list.at(list.rows.findIndex((row) => row.number === number));
+    },
+  };
+}
+
+// --- modules ------------------------------------------------------------------------------------
+
+function modules(program, state) {
+  const stage = state.pass, root = { name: program.raw.name, path: "", children: new Map(), lines: [], deep: 0 };
+  for (const line of program.orders[stage]) {
+    if (!program.isOp(line)) continue;
+    let node = root;
+    node.lines.push(line);
+    const path = program.scope(line) || "(outside of modules)";
+    path.split("/").forEach((part, at, parts) => {
+      if (!node.children.has(part)) node.children.set(part, { name: part, path: parts.slice(0, at + 1).join("/"), children: new Map(), lines: [], deep: at + 1 });
+      node = node.children.get(part);
+      node.lines.push(line);
+    });
+  }
+  const opened = new Set([root]);
+  for (const child of root.children.values()) if (child.children.size < 60) opened.add(child);
+  const list = new List("Modules", (node, element) => {
+    element.classList.add("group");
+    const closed = !opened.has(node);
+    const arrow = node.children.size ? (closed ? "\u25b8" : "\u25be") : " ";
+    const name = make("span", { class: "line" }, `${arrow} ${node.name}`);
+    name.style.paddingLeft = `${node.deep * 20}px`;
+    element.append(name, ...share(program, node.lines), make("span", { class: "soft fixed" }, `${count(node.lines.length, "operator")}${flopsOf(program, node.lines)}`), make("span", { class: "soft fixed narrow" }, reached(program, node.lines, stage)));
+  }, (node) => {
+    if (node.children.size) { if (!opened.delete(node)) opened.add(node); fill(); }
+    else go({ view: "operators", op: node.lines[0], line: NONE });
+  });
+  list.quiet = true; // picking a module folds it
+  const fill = () => {
+    const rows = [];
+    const add = (node) => { rows.push(node); if (opened.has(node)) node.children.forEach(add); };
+    add(root);
+    list.set(rows);
+  };
+  fill();
+  return [
+    make("div", { class: "tool" }, make("h2", {}, "Modules, from jax's scopes"),
+      make("span", { class: "soft" }, "outputs that are Replicated, Sharded, Partial or Varying; operators; values that come in and go out")),
+    list.element,
+  ];
+}
+function share(program, lines) {
+  const found = new Map();
+  for (const line of lines) {
+    const [label] = program.labels(line);
+    if (label) { const { kind } = placement(label); found.set(kind, (found.get(kind) || 0) + 1); }
+  }
+  const title = [...found].map(([kind, n]) => `${n} ${kind}`).join(", ");
+  const bar = make("span", { class: "share", "aria-hidden": "true" }, [...found].map(([kind, n]) => {
+    const part = make("i", { class: kind });
+    part.style.flexGrow = n;
+    return part;
+  }));
+  return [bar, make("span", { class: "soft fixed mix", title }, [...found].map(([kind, n]) => `${kind[0].toUpperCase()} ${n}`).join(" "))];
+}
+function reached(program, lines, stage) {
+  const made = new Set(), read = new Set();
+  for (const line of lines) {
+    for (const number of program.inputs(line, stage)) if (!made.has(number)) read.add(number);
+    for (const number of program.outputs(line, stage)) made.add(number);
+  }
+  const inside = new Set(lines), { reads } = program.usesIn(stage);
+  let out = 0;
+  for (const number of made) if ((reads.get(program.variables[number][0]) || []).some((line) => !inside.has(line))) out++;
+  return `${read.size} in, ${out} out`;
+}
