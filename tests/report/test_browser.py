@@ -1,0 +1,363 @@
+"""The page in a browser: what a person does with it, counted and timed.
+
+It takes Debian's `chromium` and the extra `browser`; the tests are left out where one is missing.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.report import Report, build_report, of_program, render
+from tests.report.drawn import OPS_PER_LAYER, deep_history, server_histories
+from tests.report.test_render import HOSTILE, hostile_program
+from tests.shared_zoo import built_zoo
+from tests.zoo import ZOO
+
+CHROMIUM = shutil.which("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, such as Debian's"),
+]
+
+LARGEST_OF_ZOO = "transformer"
+LARGE_LAYERS = 5000 // OPS_PER_LAYER + 3
+# The limits of the report's design, in ms. The least of some tries counts, for each frame and each
+# search by itself, as a busy machine delays any of them.
+OPENED_MS, FOUND_MS, FRAME_MS = 1000, 100, 100
+TRIES = 5
+MOST_HEAP_BYTES = 300e6
+
+DECISIONS = (
+    "step 'deep': 42 operators",
+    "  gradients: 6 all-reduces",
+    "  gathers at app/model.py:3",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        flags = ["--no-sandbox", "--enable-precise-memory-info"]  # root has no sandbox
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Writes the reports that the tests open; `zoo` is of the zoo's largest step, as it runs."""
+    small = replace(deep_history(3), decisions=DECISIONS)
+    hostile = replace(of_program(hostile_program()), decisions=HOSTILE, notes=HOSTILE)
+    reports: dict[str, Report] = {
+        "small": build_report([small]),
+        "servers": build_report([deep_history(3, servers=2), *server_histories(3, 2)]),
+        "large": build_report([deep_history(LARGE_LAYERS)]),
+        "hostile": build_report([hostile]),
+    }
+    folder = tmp_path_factory.mktemp("reports")
+    for name, report in reports.items():
+        (folder / f"{name}.html").write_text(render(report), encoding="utf-8")
+    built, zoo = built_zoo(LARGEST_OF_ZOO), folder / "zoo.html"
+    example = (built.state, built.batch(0, ZOO[LARGEST_OF_ZOO].rows))
+    jf.distribute(built.train_step, example).view(zoo)
+    return {"zoo": zoo, **{name: folder / f"{name}.html" for name in reports}}
+
+
+class Visitor:
+    """Uses a page, counts clicks, and notes whatever goes wrong."""
+
+    def __init__(self, browser: Any, scheme: str = "light") -> None:
+        size = {"width": 1440, "height": 860}
+        self.page = browser.new_page(viewport=size, color_scheme=scheme)
+        self.clicks = 0
+        self.faults: list[str] = []
+        self.page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", self._asked)
+        self.page.on("dialog", lambda dialog: self.faults.append(dialog.message))
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "about:")):
+            self.faults.append(f"asked for {request.url}")
+
+    def open(self, path: Path, at: str = "") -> "Visitor":
+        self.page.goto(f"{path.as_uri()}{at}")
+        return self
+
+    def click(self, selector: str, text: str = "") -> None:
+        self.clicks += 1
+        self.page.locator(selector, has_text=text or None).first.click()
+
+    @property
+    def card(self) -> str:
+        return str(self.page.locator("#card").inner_text())
+
+    @property
+    def panel(self) -> str:
+        return str(self.page.locator("#panel").inner_text())
+
+
+@pytest.fixture
+def visitor(browser: Any) -> Iterator[Visitor]:
+    found = Visitor(browser)
+    yield found
+    assert found.faults == []
+    found.page.close()
+
+
+VIEWS = (
+    "overview",
+    "passes",
+    "operators",
+    "modules",
+    "parameters",
+    "memory",
+    "traffic",
+    "programs",
+)
+
+
+def test_every_view_draws_something(visitor: Visitor, files: dict[str, Path]) -> None:
+    for name in ("small", "servers", "zoo"):
+        visitor.open(files[name])
+        for view in VIEWS:
+            visitor.click(f"#tab-{view}")
+            assert len(visitor.panel) > 40, (name, view)
+
+
+def test_which_pass_put_this_all_reduce_here(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click("#tab-traffic")
+    visitor.click("#panel tr.pickable", "c_allreduce_sum")
+    assert "Put here by the pass grad_allreduce, number 2." in visitor.card
+    assert visitor.clicks <= 4
+
+
+def test_which_line_made_this_operator(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click("#tab-operators")
+    visitor.click(".row", "Dense_1.product")
+    assert "app/model.py:5" in visitor.card
+    assert "x = layer_5(x)" in visitor.card
+    assert visitor.clicks <= 4
+
+
+def test_which_server_updates_this_parameter(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["servers"])
+    visitor.click("#tab-parameters")
+    visitor.click(".row", "params/Dense_1/kernel")
+    card = visitor.card
+    assert "params/Dense_1/kernel.block0: rows 0 to 127, held by 127.0.0.1:617" in card
+    assert "writes params/Dense_1/kernel.block0 in block" in card
+    assert visitor.clicks <= 4
+    visitor.click("#card .update .link")  # and on to the operator there
+    assert "jax.sub" in visitor.card
+
+
+def test_what_takes_the_most_memory(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click("#tab-memory")
+    assert "At the peak" in visitor.panel
+    assert "alive then" in visitor.panel
+    assert visitor.clicks <= 4
+
+
+def test_what_would_travel_with_4_servers(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click("#tab-traffic")
+    visitor.click("#panel .link", "4 servers")
+    assert "server 3" in visitor.panel
+    assert visitor.clicks <= 4
+
+
+def test_a_pass_shows_what_it_changed(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click(".stage", "grad_allreduce")
+    page = visitor.page
+    assert page.locator(".cell.added").count() > 2
+    assert "unchanged lines" in visitor.panel
+    before = page.locator(".row.fold").count()
+    visitor.click(".row.fold")
+    assert page.locator(".row.fold").count() < before
+    visitor.click(".cell.added")
+    assert "Its text" in visitor.card.replace("ITS TEXT", "Its text")
+
+
+def test_source_operator_and_text_follow_each_other(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    visitor.open(files["small"], "#view=operators")
+    visitor.click(".pane:first-child .row", "layer_5(x)")
+    assert "app/model.py:5" in visitor.card
+    assert visitor.page.locator(".row.near").count() > 1
+    visitor.click(".row.near")
+    assert visitor.page.locator(".pane:first-child .row.on").inner_text().strip().startswith("5")
+
+
+def test_an_address_leads_back_to_what_was_shown(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click(".stage", "grad_allreduce")
+    visitor.click(".cell.added")
+    address, card = visitor.page.evaluate("location.hash"), visitor.card
+    assert "pass=2" in address
+    assert "op=" in address
+    visitor.open(files["small"])
+    visitor.page.goto("about:blank")
+    visitor.open(files["small"], address)
+    assert visitor.card == card
+    visitor.page.goto("about:blank")
+    visitor.open(files["small"], "#pass=grad_allreduce&op=Dense_1.product")
+    assert visitor.page.locator(".row.on").count() == 1
+
+
+def test_a_wrong_address_shows_the_report(visitor: Visitor, files: dict[str, Path]) -> None:
+    wrong = "#prog=99&view=<b>&pass=77&op=999999&param=-1&line=x&file=9"
+    visitor.open(files["small"], wrong)
+    assert "Decisions" in visitor.panel
+
+
+def test_it_is_used_by_keys_alone(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    keys = visitor.page.keyboard
+    keys.press("/")
+    keys.type("tanh dense_2")
+    keys.press("Enter")
+    assert "jax.tanh" in visitor.card
+    here = visitor.card
+    keys.press("j")
+    assert visitor.card != here
+    keys.press("k")
+    assert visitor.card == here
+    keys.press("1")
+    assert "Decisions" in visitor.panel
+    keys.press("[")
+    assert visitor.page.locator("#tab-passes").get_attribute("aria-selected") == "true"
+    keys.press("?")
+    assert visitor.page.locator("#help").is_visible()
+
+
+def test_hostile_names_are_shown_as_text(visitor: Visitor, files: dict[str, Path]) -> None:
+    for view in VIEWS:
+        visitor.open(files["hostile"], f"#view={view}&op=1&param=1")
+        visitor.page.reload()
+        assert (
+            visitor.page.locator("#panel script, #panel img, #card script, #card img").count() == 0
+        )
+    visitor.open(files["hostile"], "#view=overview")
+    visitor.page.reload()
+    for text in HOSTILE[:6]:
+        assert text in visitor.panel
+    visitor.page.fill("#search", "<img")
+    assert "<img src=x onerror=alert(1)>" in visitor.page.locator("#found").inner_text()
+    assert visitor.page.title().startswith(HOSTILE[0])
+
+
+@pytest.mark.parametrize("name", ["large", "zoo"])
+def test_a_report_opens_at_once(name: str, visitor: Visitor, files: dict[str, Path]) -> None:
+    times = []
+    for _ in range(TRIES):
+        visitor.page.goto("about:blank")
+        visitor.open(files[name])
+        times.append(visitor.page.evaluate("performance.getEntriesByName('drawn')[0].startTime"))
+    assert min(times) <= OPENED_MS, times
+    assert "grad_allreduce" in visitor.page.locator("#strip").inner_text()
+
+
+def test_a_large_report_is_searched_at_once(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["large"])
+    words = ["dense_77/kernel", "tanh", "app/model.py:99", "allreduce dense_3", "e", "nothing?"]
+    visitor.page.fill("#search", "warm")
+    tries = [visitor.page.evaluate(SEARCHES, words) for _ in range(TRIES)]
+    assert max(map(min, zip(*tries, strict=True))) <= FOUND_MS, tries
+    visitor.page.fill("#search", "Dense_77.product")
+    assert "Dense_77.product" in visitor.page.locator("#found .hit").first.inner_text()
+
+
+SEARCHES = """(words) => words.map((word) => {
+  const input = document.getElementById("search"), start = performance.now();
+  input.value = word;
+  input.dispatchEvent(new Event("input"));
+  document.body.offsetHeight;
+  return performance.now() - start;
+})"""
+FRAMES = """(steps) => new Promise((done) => {
+  const list = document.querySelector("#panel .pane:last-child .list, #panel > .list");
+  let last = performance.now(), step = 0;
+  const gaps = [];
+  const frame = (now) => {
+    gaps.push(now - last);
+    last = now;
+    if (step++ === steps) return done(gaps);
+    list.scrollTop = (list.scrollHeight * step) / steps;
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame((now) => { last = now; frame(now); });
+})"""
+
+
+def test_a_large_report_scrolls_and_folds_smoothly(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    for view in ("#view=operators", "#view=passes&pass=2"):
+        visitor.page.goto("about:blank")
+        visitor.open(files["large"], view)
+        if view == "#view=operators":
+            visitor.page.click("text=Unfold all")
+        tries = [visitor.page.evaluate(FRAMES, 60) for _ in range(TRIES)]
+        assert max(map(min, zip(*tries, strict=True))) <= FRAME_MS, (view, tries)
+    visitor.open(files["large"], "#view=operators")
+    visitor.page.reload()
+    folding = visitor.page.evaluate(
+        """() => [0, 1, 0, 1].map((which) => {
+          const start = performance.now();
+          document.querySelectorAll(".tool button")[which].click();
+          document.body.offsetHeight;
+          return performance.now() - start;
+        })"""
+    )
+    assert sorted(folding)[1] <= FRAME_MS, folding
+
+
+def test_a_large_report_takes_little_memory(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["large"], "#view=operators")
+    visitor.page.fill("#search", "dense")
+    assert visitor.page.evaluate("performance.memory.usedJSHeapSize") < MOST_HEAP_BYTES
+
+
+def test_only_what_is_visible_is_drawn(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["large"], "#view=operators")
+    visitor.page.click("text=Unfold all")
+    assert visitor.page.locator(".row").count() < 200
+
+
+def test_it_can_be_printed(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"], "#view=passes&pass=2")
+    visitor.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    visitor.page.emulate_media(media="print")
+    printed = visitor.page.locator("#print").inner_text()
+    assert "gradients: 6 all-reduces" in printed
+    assert "c_allreduce_sum" in printed
+    assert visitor.page.locator("#panel").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(browser: Any, files: dict[str, Path], scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    visitor = Visitor(browser, scheme)
+    for view in VIEWS:
+        visitor.page.goto("about:blank")
+        visitor.open(files["servers"], f"#view={view}&pass=2&op=40")
+        found = axe.run(visitor.page).response["violations"]
+        serious = [
+            (view, fault["id"], [node["html"][:200] for node in fault["nodes"][:3]])
+            for fault in found
+            if fault["impact"] in {"serious", "critical"}
+        ]
+        assert serious == []
+    visitor.page.close()
