@@ -229,14 +229,18 @@ PUBLIC = {
     "jaxfleet.passes.precision": "",
     "jaxfleet.passes.pserver": "",
     "jaxfleet.pipeline": """
-        Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
-        load_plugins made_by make_pass new_dump_folder options_of parse_pipeline pass_text
-        pipeline_text read_index register_pass registered_passes remove_dumps run_pipeline table
+        Dump FACTS Instrument Option Pass Record SOURCES Stage Statistics Timing communicates
+        dump_folders load_plugins made_by make_pass new_dump_folder options_of parse_pipeline
+        pass_text pipeline_text read_beside read_index register_pass registered_passes remove_dumps
+        run_pipeline table write_facts
     """,
     "jaxfleet.ps": "",
     "jaxfleet.ps.client": "",
     "jaxfleet.ps.server": """
         Server ServerCore ServerOptions
+    """,
+    "jaxfleet.report": """
+        build_report History of_program of_record read_folders render Report StageRecord
     """,
     "jaxfleet.runtime": """
         DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep TrainingStep Twin

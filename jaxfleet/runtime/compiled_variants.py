@@ -20,10 +20,13 @@ from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.ops.basic import failed_check
 from jaxfleet.passes.pipelines import collective_pipeline, slicing_passes
 from jaxfleet.pipeline import Record
+from jaxfleet.report import History
+from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import StepMemory
 from jaxfleet.runtime.step_inputs import looks_for_nans
 from jaxfleet.runtime.step_state import AuxiliaryState, beside
+from jaxfleet.runtime.step_view import add_to_dump, step_history
 from jaxfleet.runtime.transpile import for_slices, over_gloo, transpile
 from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
 from jaxfleet.tables.access import TableAccess
@@ -156,6 +159,7 @@ class Variants:
         self._captured, self._strategy = captured, strategy
         self._devices, self._dump_dir = devices, dump_dir
         self._made: dict[int | None, Variant] = {}
+        self._captures: dict[int | None, Captured] = {}  # of which each was made
         self._cache = ExecutableCache()
 
     def at(self, rows: int) -> Variant:
@@ -167,7 +171,22 @@ class Variants:
                 made = self._make(captured, fit) if fit.passes else replace(made, fit=fit)
                 self._cache.keep(self._memory(captured, made, rows).runs)
             self._made[captured.rows] = made
+            self._captures[captured.rows] = captured
+            if made.dumps.folder is not None:
+                add_to_dump(made.dumps.folder, self._history(captured.rows))
         return self._made[captured.rows]
+
+    def histories(self) -> list[History]:
+        """Returns the history of every variant that was compiled, in that order."""
+        return [self._history(rows) for rows in self._made]
+
+    def _history(self, rows: int | None) -> History:
+        captured, made = self._captures[rows], self._made[rows]
+        explained = explain(captured, self._strategy, self._devices, made.program, made.dumps)
+        label = "any batch size" if rows is None else f"batch of {rows}"
+        return step_history(
+            captured, self._strategy, made.dumps, explained, fit=made.fit, label=label
+        )
 
     def memory(self, rows: int) -> StepMemory:
         """Returns the step's memory use for batches of this size.

@@ -1,6 +1,7 @@
 """A process of a parameter-server job: trainer or server, by its environment."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Self
 
@@ -14,6 +15,7 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.process import job_network, serve
+from jaxfleet.report import of_program
 from jaxfleet.runtime.pserver_job import (
     JobPrograms,
     example_of,
@@ -22,6 +24,7 @@ from jaxfleet.runtime.pserver_job import (
     timeouts_of,
     undivided_job,
 )
+from jaxfleet.runtime.step_view import write_view
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
@@ -133,8 +136,8 @@ class ServerStep(Generic[State, Metrics]):
     """A step in a server's process, whose only work is to serve.
 
     Unless started by `jaxfleet launch`, servers run the job's script too. Any use of the step
-    other than `program`, `explain`, `close` and `with` serves until the job ends, and ends the
-    process; `serve` does so explicitly.
+    other than `program`, `explain`, `view`, `close` and `with` serves until the job ends, and ends
+    the process; `serve` does so explicitly.
     """
 
     def __init__(
@@ -164,6 +167,11 @@ class ServerStep(Generic[State, Metrics]):
         count = sum(len(block.ops) for block in program.blocks[1:])
         work = f"{count} operators in {len(program.blocks) - 1} blocks"
         return f"{where} runs '{program.name}': {work}"
+
+    def view(self, path: str | Path) -> Path:
+        """Writes a report of this server's program, as `Step.view`."""
+        history = replace(of_program(self.program), decisions=[self.explain()])
+        return write_view(path, [history])
 
     def serve(self) -> int:
         """Serves until the job ends; returns the exit code of the process.

@@ -1,5 +1,6 @@
 """Views of a step without running it: programs, compiled text, memory, explanations."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.step_inputs import type_of
 from jaxfleet.runtime.step_state import AuxiliaryState
+from jaxfleet.runtime.step_view import write_view
 from jaxfleet.strategy import DistributedStrategy
 
 _unflatten = jax.tree_util.tree_unflatten
@@ -123,6 +125,17 @@ class StepViews:
     def explain(self) -> str:
         """Returns about twenty lines on the decisions made, and why."""
         return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
+
+    def view(self, path: str | Path) -> Path:
+        """Writes a report of the step, of every batch size that was compiled; returns its path.
+
+        The report is one HTML file that needs no network; see `docs/view.md`. `jaxfleet view` makes
+        the same of a script or a dump. Not collective: each process writes its own.
+
+        Args:
+            path: a file, replaced if it exists.
+        """
+        return write_view(path, self._variants.histories())
 
     def __repr__(self) -> str:
         mode, count = self.strategy.mode, len(self.devices)

@@ -16,6 +16,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
+from jaxfleet.report import History
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.memory_report import MemoryReport, fitting, memory_of, report_of
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
@@ -30,6 +31,7 @@ from jaxfleet.runtime.pserver_job import JobPrograms, explain_job
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState
+from jaxfleet.runtime.step_view import add_to_dump, step_history, write_view
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.training_step import Metrics, State
@@ -61,6 +63,8 @@ class TrainerStep(Evaluating[State, Metrics]):
         self._cache = cache = cache if cache is not None else ExecutableCache()
         programs = fitting(programs, strategy, captured.signature.rows, cache)
         self._job = programs(example)
+        if self._job.dumps.folder is not None:
+            add_to_dump(self._job.dumps.folder, self._history())
         self._pace = TrainerSync(self._job.trainer, cache)
         self._batches = TrainerBatches(
             captured, self._job, example, is_local=strategy.batch == "local",
@@ -109,6 +113,14 @@ class TrainerStep(Evaluating[State, Metrics]):
     def explain(self) -> str:
         """Returns about twenty lines on the decisions made, and why."""
         return explain_job(self.captured, self.strategy, self._job)
+
+    def view(self, path: str | Path) -> Path:
+        """Writes a report of this trainer's and all servers' programs, as `Step.view`."""
+        return write_view(path, [self._history()], self._job.servers)
+
+    def _history(self) -> History:
+        job = self._job
+        return step_history(self.captured, self.strategy, job.dumps, self.explain(), fit=job.fit)
 
     def memory_report(self) -> MemoryReport:
         """Returns this trainer's memory use, before and after it was fitted to a budget.

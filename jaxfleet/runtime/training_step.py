@@ -30,7 +30,8 @@ class TrainingStep(Protocol[State, Metrics_co]):
     """A distributed step: of devices, of a trainer, or of a server.
 
     A script written for it runs in every mode. In a server's process any use other than
-    `program`, `explain`, `close` and `with` serves until the job ends, and ends the process.
+    `program`, `explain`, `view`, `close` and `with` serves until the job ends, and ends the
+    process.
     """
 
     @property
@@ -85,6 +86,10 @@ class TrainingStep(Protocol[State, Metrics_co]):
 
     def explain(self) -> str:
         """Describes the decisions made, and why."""
+        ...
+
+    def view(self, path: str | Path) -> Path:
+        """Writes a report of the step, one HTML file; returns its path."""
         ...
 
     def close(self) -> None:

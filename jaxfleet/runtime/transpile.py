@@ -53,6 +53,7 @@ def transpile(
         folder = new_dump_folder(environment.dump_dir, program.name)
     if folder is not None:
         instruments.append(Dump(folder, source=environment.dump_source))
+        record.folder = folder
     result = run_pipeline(program, passes, instruments=instruments, rules=meaning_rules)
     return result, record
 

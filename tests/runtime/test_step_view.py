@@ -1,0 +1,77 @@
+"""`step.view`, and what dumps of steps have for `jaxfleet view`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import optax
+
+import jaxfleet as jf
+from jaxfleet.env import PserverRole
+from jaxfleet.report import read_folders
+from jaxfleet.runtime.pserver_entry import ServerStep
+from tests.runtime.toys import distributed, rows, start, training
+
+
+def programs_in(path: Path) -> list[Any]:
+    page = path.read_text()
+    (data,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
+    found: list[Any] = json.loads(data)["programs"]
+    return found
+
+
+def test_a_step_writes_a_report_of_itself(tmp_path: Path) -> None:
+    step, _ = distributed()
+    assert step.view(tmp_path / "step.html") == tmp_path / "step.html"
+    (program,) = programs_in(tmp_path / "step.html")
+    assert program["decisions"] == step.explain().splitlines()
+    assert [stage["name"] for stage in program["stages"]] == [x.name for x in step.dumps]
+    assert ["strategy.mode", "collective"] in program["facts"]
+    (file, *_) = program["files"]
+    assert file[1], "the user's lines"
+    assert program["memory"]
+
+
+def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    twin = jf.Twin(training(tx), (start(tx), rows(8)), servers=2, trainers=2)
+
+    def script(step: Any) -> tuple[Any, tuple[Any, ...]]:
+        if step.client.me.trainer == 0:
+            step.view(tmp_path / "job.html")
+        state, metrics = step(start(tx), rows(8))
+        return step.pull(state), (metrics,)
+
+    twin.play(script)
+    programs = programs_in(tmp_path / "job.html")
+    assert [program["role"] for program in programs] == ["trainer", "server", "server"]
+    assert any("2 servers" in line for line in programs[0]["decisions"])
+    updates = [step for journey in programs[0]["journeys"] for step in journey[3]]
+    assert {"slice", "send", "update", "receive"} <= {step[0] for step in updates}
+
+
+def test_a_server_writes_a_report_of_its_program(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    captured = jf.capture(training(tx), example=(start(tx), rows(8)))
+    endpoints = ("127.0.0.1:6174", "127.0.0.1:6175")
+    cluster = PserverRole("pserver", 2, endpoints, current_endpoint=endpoints[1])
+    step: ServerStep[Any, Any] = ServerStep(
+        captured, jf.DistributedStrategy(mode="pserver"), cluster
+    )
+    step.view(tmp_path / "server.html")
+    (program,) = programs_in(tmp_path / "server.html")
+    assert program["role"] == "server"
+    assert program["endpoint"] == endpoints[1]
+    assert program["decisions"] == [step.explain()]
+
+
+def test_a_dump_of_a_step_has_its_decisions_and_lines(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    step = jf.distribute(training(tx), (start(tx), rows(8)), "single", dump_dir=tmp_path)
+    assert isinstance(step, jf.Step)
+    (found,) = read_folders(tmp_path)
+    assert list(found.decisions) == step.explain().splitlines()
+    assert found.rows == 8
+    assert [stage.name for stage in found.stages] == [stage.name for stage in step.dumps]
+    assert any("def " in text for lines in found.sources.values() for text in lines.values())
