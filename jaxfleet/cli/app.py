@@ -20,6 +20,7 @@ _COMMANDS = {  # each is a module in this package
     "diff": "show what is different between two programs",
     "passes": "list the passes with their options",
     "dump": "run a script and write what every pass in it did",
+    "view": "write a report of a script, a dump or a program: one HTML file",
     "plan": "show what parameter servers would hold and what would travel",
     "launch": "run a script as trainers with parameter servers, or as ranks of a collective job",
     "serve": "run one parameter server; its role is read from the environment",

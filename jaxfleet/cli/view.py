@@ -1,0 +1,99 @@
+"""`jaxfleet view`: a report of a script, a dump folder or a program, as one HTML file."""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.cli.app import log
+from jaxfleet.cli.files import STDIN, read_programs, shown
+from jaxfleet.cli.scripts import run_script, split_arguments
+from jaxfleet.env import dumping_to
+from jaxfleet.errors import ProgramError
+from jaxfleet.pipeline import dump_folders
+from jaxfleet.report import History, build_report, of_program, read_folders, render
+
+_USAGE = """\
+jaxfleet view [-o FILE] [--run-all] SCRIPT [ARGS...]
+       jaxfleet view [-o FILE] FOLDER
+       jaxfleet view [-o FILE] PROGRAM.txt\
+"""
+_ABOUT = """\
+Writes a report of what the compiler did: its decisions, every pass with the program before and
+after, every operator with the line it comes from, the way of each parameter, memory and traffic.
+The report is one file, which a browser opens without a network.
+A script runs until its first training step unless --run-all is given, and this command's own
+options stand before it. A folder is what `jaxfleet dump` or `dump_dir` wrote.
+"""
+_EXAMPLES = """\
+examples:
+  jaxfleet view train.py --epochs 2
+  jaxfleet view -o report.html dumps
+  jaxfleet view step.txt
+"""
+
+
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
+    parser = commands.add_parser(
+        "view",
+        help=about,
+        usage=_USAGE,
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("-o", "--output", metavar="FILE", help="NAME.html here unless given, by the target's name")
+    add("--run-all", action="store_true", help="run a script to its end")
+    add("target", metavar="TARGET", help="a Python file, a folder of dumps, or a program; - is one")
+    add("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command and returns its exit status."""
+    target, status = Path(args.target), 0
+    if args.args and target.suffix != ".py":
+        what = f"{args.target} is no script and takes no arguments: {' '.join(args.args)}"
+        raise ProgramError(what, hint="options stand before the target: jaxfleet view -o FILE ...")
+    if target.is_dir():
+        histories = read_folders(target)
+    elif target.suffix == ".py":
+        status, histories = _of_script(args.target, args.args, run_all=args.run_all)
+    else:
+        histories = [of_program(program, shown(args.target)) for program in _read(args.target)]
+    if not histories:
+        log(f"no pipeline ran in {args.target}, so there is nothing to report")
+        return status
+    _write(histories, Path(args.output or f"{_stem(args.target)}.html"))
+    return status
+
+
+def _read(name: str) -> Sequence[Any]:
+    if name != STDIN and not Path(name).exists():
+        raise ProgramError(f"there is no {name}", hint="give a script, a folder or a program")
+    return read_programs(name)
+
+
+def _of_script(script: str, args: Sequence[str], *, run_all: bool) -> tuple[int, list[History]]:
+    if not Path(script).is_file():
+        raise ProgramError(f"there is no script {script}")
+    words, rest = split_arguments(args)
+    with tempfile.TemporaryDirectory(prefix="jaxfleet-view-") as folder:
+        with dumping_to(Path(folder), until_compiled=not run_all):
+            status = run_script(script, [*words, *rest])
+        return status, read_folders(folder) if dump_folders(folder) else []
+
+
+def _stem(target: str) -> str:
+    return "program" if target == STDIN else Path(target).resolve().stem
+
+
+def _write(histories: Sequence[History], path: Path) -> None:
+    text = render(build_report(histories))
+    path.write_text(text, encoding="utf-8")
+    operators = sum(history.last.op_count for history in histories)
+    count = f"{len(histories)} program{'s' * (len(histories) != 1)}"
+    print(f"{path}: {count}, {operators} operators, {len(text) / 1e6:.2f} MB")

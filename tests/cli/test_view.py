@@ -1,0 +1,103 @@
+"""`jaxfleet view`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.cli import main
+from tests.cli.test_dump import SCRIPT
+from tests.report.drawn import deep_step, write_dump
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "helper.py").write_text("NAME = 'step'\n")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return "train.py"
+
+
+def test_a_script_is_run_and_reported(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", script, "--epochs", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("arguments ['--epochs', '3']\n")
+    assert "train.html: 1 program, 1 operators, " in out
+    page = (tmp_path / "train.html").read_text()
+    assert '"name":"dce"' in page
+
+
+def test_a_dump_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dump(tmp_path / "dumps")
+    assert main(["view", "-o", str(tmp_path / "r.html"), str(tmp_path / "dumps")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'r.html'}: 1 program, ")
+    assert '"name":"grad_allreduce"' in (tmp_path / "r.html").read_text()
+
+
+def test_every_program_of_a_text_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{deep_step(1, name='one')}\n\n{deep_step(2, name='two')}\n"
+    (tmp_path / "both.txt").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", "both.txt"]) == 0
+    assert capsys.readouterr().out.startswith("both.html: 2 programs, ")
+
+
+def test_a_failing_script_is_reported_as_far_as_it_came(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / script).open("a") as file:
+        file.write("raise ValueError('wrong')\n")
+    assert main(["view", script]) == 1
+    assert "ValueError: wrong" in capsys.readouterr().err
+    assert (tmp_path / "train.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing.txt"], "there is no nothing.txt"),
+        (["nothing.py"], "there is no script nothing.py"),
+        (["."], "contains no dump"),
+        (["p.txt", "--epochs"], "p.txt is no script and takes no arguments: --epochs"),
+    ],
+)
+def test_a_wrong_target_is_refused(
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_script_without_a_pipeline_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.py").write_text("")
+    assert main(["view", "empty.py"]) == 0
+    assert "no pipeline ran in empty.py" in capsys.readouterr().err
+    assert not (tmp_path / "empty.html").exists()
+
+
+def test_a_dump_and_a_text_are_reported_without_jax(tmp_path: Path) -> None:
+    write_dump(tmp_path / "dumps")
+    (tmp_path / "p.txt").write_text(str(deep_step(2)))
+    code = (
+        "import sys; from jaxfleet.cli import main; "
+        "assert main(['view', 'dumps']) == main(['view', 'p.txt']) == 0; "
+        "assert 'jax' not in sys.modules"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
