@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxfleet.capture.signature import path_text
+from jaxfleet.capture.signature import is_iterator, path_text
 from jaxfleet.errors import CaptureError
 from jaxfleet.ops.user_frames import line_of_caller
 
@@ -87,12 +87,17 @@ def update_in_place(value: Any, new: Any) -> None:
 
 def _objects(value: Any) -> list[Any]:
     """Returns the outermost nnx objects in a value."""
-    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=_is_object) if _is_object(x)]
+    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=_is_whole) if _is_object(x)]
 
 
 def _others(value: Any) -> list[Any]:
     """Returns the leaves of a value that are not in an nnx object."""
-    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=_is_object) if not _is_object(x)]
+    return [x for x in jax.tree_util.tree_leaves(value, is_leaf=_is_whole) if not _is_object(x)]
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a leaf here: an nnx object, or an iterator, which jax warns of."""
+    return _is_object(value) or is_iterator(value)
 
 
 def _is_object(value: Any) -> bool:
@@ -102,7 +107,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_variable(value: Any) -> bool:
-    return isinstance(value, sys.modules["flax.nnx"].Variable)
+    return is_iterator(value) or isinstance(value, sys.modules["flax.nnx"].Variable)
 
 
 def _flat(value: Any) -> tuple[list[Any], Any]:

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import jaxfleet as jf
+from jaxfleet.capture.nnx_objects import check_shared, has_objects
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.runtime.distribution import with_arguments
 
@@ -224,3 +225,9 @@ def test_another_mode_of_a_model_is_named() -> None:
     with pytest.raises(CaptureError, match=said) as refused:
         jf.capture(changes_mode, example=(*objects(TX), batches()[0]))
     assert "outside of the step" in str(refused.value.hint)
+
+
+def test_a_generator_is_a_leaf_that_has_no_objects() -> None:
+    batches = (jnp.ones((4, 2)) for _ in range(3))
+    check_shared(("state", "batch"), (jnp.ones(2), batches))  # jax would warn of it
+    assert not has_objects((batches,))
