@@ -166,8 +166,9 @@ class Evaluator:
                 return function(unflatten(state_tree, leaves), unflatten(batch_tree, batch))
 
         def run(values: Mapping[int, Any], batch: Sequence[Any], rows: Sequence[Any]) -> Any:
-            missing = (np.zeros(spec.shape, _plain(spec.dtype)) for spec in self._specs)
-            leaves = [values.get(at, zero) for at, zero in enumerate(missing)]
+            # jax's arrays: an nnx model in training mode updates what it does not read otherwise.
+            specs = enumerate(self._specs)
+            leaves = [values[at] if at in values else _zeros(spec) for at, spec in specs]
             return traced(leaves, batch, rows)
 
         jaxpr = jax.make_jaxpr(traced)(self._specs, list(data), ())
@@ -206,6 +207,15 @@ class _Answers:
         return jnp.zeros((*np.shape(keys), table.dim), np.float32)
 
 
-def _plain(dtype: Any) -> Any:
-    """A dtype that numpy can make zeros of, for an unused leaf."""
-    return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.extended) else dtype
+def _zeros(spec: jax.ShapeDtypeStruct) -> Any:
+    """Returns zeros of a type, or random keys, for an unused leaf."""
+    if not jnp.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(spec.shape, spec.dtype)
+    impls: list[Any] = []
+
+    def data_of(keys: Any) -> Any:
+        impls.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, spec)
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impls[0])

@@ -183,6 +183,21 @@ def test_trainers_and_servers_change_them_in_place_too(one_device: Any) -> None:
     close(result.metrics[0], (*losses, loss_of(model, batches()[0])))
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_model_in_training_mode_may_be_evaluated(devices: int) -> None:
+    state, batch = objects(TX), batches()[0]
+    step = jf.distribute(train_step, (*state, batch), jf.DistributedStrategy(devices=devices))
+    step(*state, batch)
+
+    def evaluated(model: Any, optimizer: Any, metrics: Any, batch: Any) -> Any:
+        del optimizer, metrics
+        return model.norm(model.first(batch["x"])), model.dropout(batch["x"]).shape
+
+    model = nnx.clone(state[0])
+    found, _ = step.evaluate(evaluated, *state, batch)
+    close(found, model.norm(model.first(batch["x"])))
+
+
 def test_restored_objects_are_new_ones(tmp_path: Path) -> None:
     state = objects(TX)
     step = jf.distribute(train_step, (*state, batches()[0]), "single")
