@@ -148,7 +148,7 @@ def test_images_that_cannot_be_convolved() -> None:
         with pytest.raises(ValueError, match="pool_size is needed"):
             layers.pool2d(images)
         with pytest.raises(TypeError, match="'input' of conv2d is of type int, not Variable"):
-            layers.conv2d(3, 4, 3)
+            layers.conv2d(3, 4, 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ axis; a padding may also be two numbers for each of these (top, bottom, left, ri
 every axis, `"SAME"` or `"VALID"`.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.framework.variable import Variable
@@ -25,59 +26,76 @@ _KINDS = {2: ("images", "a number or two", "height and width", "a number, two or
               "a number, three or six")}  # fmt: skip
 
 
-def _convolution(axes: int) -> Callable[..., Variable]:
-    layer = f"conv{axes}d"
-
-    def convolve(
-        input: Variable,
-        num_filters: int,
-        filter_size: Size,
-        stride: Size = 1,
-        padding: Padding = 0,
-        dilation: Size = 1,
-        groups: int | None = None,
-        param_attr: Any = None,
-        bias_attr: Any = None,
-        use_cudnn: bool = True,
-        act: str | None = None,
-        name: str | None = None,
-        data_format: str = _FORMATS[axes][0],
-    ) -> Variable:
-        """Convolves images or volumes with filters, and adds a bias to each channel.
-
-        Raises:
-            ProgramError: the groups do not divide the channels, or a padding is invalid.
-        """
-        (x,) = variables(layer, "input", input)
-        channels, parts = channels_of(layer, x, data_format, axes), groups or 1
-        if channels % parts or num_filters % parts:
-            what = f"{layer}: {channels} channels and {num_filters} filters are not {parts} groups"
-            raise mistake(what)
-        is_depthwise = axes == 2 and parts == channels and not use_cudnn
-        helper = LayerHelper(f"depthwise_{layer}" if is_depthwise else layer, name)
-        window = sizes_of(layer, "filter_size", filter_size, axes)
-        weight = helper.parameter(
-            ParamAttr.of(param_attr) or ParamAttr(),
-            [num_filters, channels // parts, *window],
-            x.dtype,
-            default_initializer=Normal(0.0, math.sqrt(2.0 / (math.prod(window) * channels))),
-        )
-        attrs = {
-            **window_attributes(layer, stride, padding, data_format),
-            "dilations": sizes_of(layer, "dilation", dilation, axes),
-            "groups": parts,
-            "use_cudnn": use_cudnn,
-        }
-        (made,) = helper.add({"Input": x, "Filter": weight}, {"Output": x.dtype}, attrs)
-        channel_axis = 1 if data_format.startswith("NC") else axes + 1
-        made = helper.with_bias(made, bias_attr, num_filters, channel_axis)
-        return helper.with_activation(made, act)
-
-    convolve.__name__ = convolve.__qualname__ = layer
-    return convolve
+_P = ParamSpec("_P")
 
 
-conv2d, conv3d = _convolution(2), _convolution(3)
+def _over(
+    axes: int, name: str, layer: Callable[Concatenate[int, _P], Variable]
+) -> Callable[_P, Variable]:
+    """Returns a layer for a number of spatial axes, with that number's `data_format` by default."""
+
+    def over(*args: _P.args, **options: _P.kwargs) -> Variable:
+        return layer(axes, *args, **options)
+
+    _, *parameters, data_format = inspect.signature(layer).parameters.values()
+    parameters.append(data_format.replace(default=_FORMATS[axes][0]))
+    shown: Any = over
+    shown.__signature__ = inspect.Signature(parameters, return_annotation=Variable)
+    over.__name__ = over.__qualname__ = name
+    over.__doc__ = layer.__doc__
+    return over
+
+
+def _convolution(
+    axes: int,
+    input: Variable,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "",
+) -> Variable:
+    """Convolves images or volumes with filters, and adds a bias to each channel.
+
+    Raises:
+        ProgramError: the groups do not divide the channels, or a padding is invalid.
+    """
+    layer, data_format = f"conv{axes}d", data_format or _FORMATS[axes][0]
+    (x,) = variables(layer, "input", input)
+    channels, parts = channels_of(layer, x, data_format, axes), groups or 1
+    if channels % parts or num_filters % parts:
+        what = f"{layer}: {channels} channels and {num_filters} filters are not {parts} groups"
+        raise mistake(what)
+    is_depthwise = axes == 2 and parts == channels and not use_cudnn
+    helper = LayerHelper(f"depthwise_{layer}" if is_depthwise else layer, name)
+    window = sizes_of(layer, "filter_size", filter_size, axes)
+    weight = helper.parameter(
+        ParamAttr.of(param_attr) or ParamAttr(),
+        [num_filters, channels // parts, *window],
+        x.dtype,
+        default_initializer=Normal(0.0, math.sqrt(2.0 / (math.prod(window) * channels))),
+    )
+    attrs = {
+        **window_attributes(layer, stride, padding, data_format),
+        "dilations": sizes_of(layer, "dilation", dilation, axes),
+        "groups": parts,
+        "use_cudnn": use_cudnn,
+    }
+    (made,) = helper.add({"Input": x, "Filter": weight}, {"Output": x.dtype}, attrs)
+    channel_axis = 1 if data_format.startswith("NC") else axes + 1
+    made = helper.with_bias(made, bias_attr, num_filters, channel_axis)
+    return helper.with_activation(made, act)
+
+
+conv2d = _over(2, "conv2d", _convolution)
+conv3d = _over(3, "conv3d", _convolution)
 
 
 def conv2d_transpose(
@@ -122,49 +140,46 @@ def conv2d_transpose(
     return helper.with_activation(made, act)
 
 
-def _pooling(axes: int) -> Callable[..., Variable]:
-    layer = f"pool{axes}d"
+def _pooling(
+    axes: int,
+    input: Variable,
+    pool_size: Size = -1,
+    pool_type: str = "max",
+    pool_stride: Size = 1,
+    pool_padding: Padding = 0,
+    global_pooling: bool = False,
+    use_cudnn: bool = True,
+    ceil_mode: bool = False,
+    name: str | None = None,
+    exclusive: bool = True,
+    data_format: str = "",
+) -> Variable:
+    """Maximum or average of each window.
 
-    def pool(
-        input: Variable,
-        pool_size: Size = -1,
-        pool_type: str = "max",
-        pool_stride: Size = 1,
-        pool_padding: Padding = 0,
-        global_pooling: bool = False,
-        use_cudnn: bool = True,
-        ceil_mode: bool = False,
-        name: str | None = None,
-        exclusive: bool = True,
-        data_format: str = _FORMATS[axes][0],
-    ) -> Variable:
-        """Maximum or average of each window.
-
-        Raises:
-            ValueError: there is no such pooling type, or a pooling that is not global has no size.
-        """
-        (x,) = variables(layer, "input", input)
-        check_pooling(layer, pool_type)
-        channels_of(layer, x, data_format, axes)
-        if not global_pooling and pool_size == -1:
-            raise mistake(f"{layer}: pool_size is needed unless global_pooling is True")
-        attrs = {
-            **window_attributes(layer, pool_stride, pool_padding, data_format),
-            "pooling_type": pool_type,
-            "ksize": sizes_of(layer, "pool_size", pool_size, axes),
-            "global_pooling": global_pooling,
-            "use_cudnn": use_cudnn,
-            "ceil_mode": ceil_mode,
-            "exclusive": exclusive,
-        }
-        (made,) = LayerHelper(layer, name).add({"X": x}, {"Out": x.dtype}, attrs)
-        return made
-
-    pool.__name__ = pool.__qualname__ = layer
-    return pool
+    Raises:
+        ValueError: there is no such pooling type, or a pooling that is not global has no size.
+    """
+    layer, data_format = f"pool{axes}d", data_format or _FORMATS[axes][0]
+    (x,) = variables(layer, "input", input)
+    check_pooling(layer, pool_type)
+    channels_of(layer, x, data_format, axes)
+    if not global_pooling and pool_size == -1:
+        raise mistake(f"{layer}: pool_size is needed unless global_pooling is True")
+    attrs = {
+        **window_attributes(layer, pool_stride, pool_padding, data_format),
+        "pooling_type": pool_type,
+        "ksize": sizes_of(layer, "pool_size", pool_size, axes),
+        "global_pooling": global_pooling,
+        "use_cudnn": use_cudnn,
+        "ceil_mode": ceil_mode,
+        "exclusive": exclusive,
+    }
+    (made,) = LayerHelper(layer, name).add({"X": x}, {"Out": x.dtype}, attrs)
+    return made
 
 
-pool2d, pool3d = _pooling(2), _pooling(3)
+pool2d = _over(2, "pool2d", _pooling)
+pool3d = _over(3, "pool3d", _pooling)
 
 
 def adaptive_pool2d(
@@ -304,26 +319,25 @@ def image_resize(
     return made
 
 
-def _resizing(resample: str) -> Callable[..., Variable]:
-    def resize(
-        input: Variable,
-        out_shape: Sequence[int] | None = None,
-        scale: float | None = None,
-        name: str | None = None,
-        actual_shape: Any = None,
-        align_corners: bool = True,
-        align_mode: int = 1,
-        data_format: str = _FORMATS[_AXES[resample]][0],
-    ) -> Variable:
-        how = (align_corners, align_mode, data_format)
-        return image_resize(input, out_shape, scale, name, resample, actual_shape, *how)
-
-    resize.__name__ = resize.__qualname__ = f"resize_{resample.lower()}"
-    resize.__doc__ = f"Resizes by {resample.lower()} interpolation: see `image_resize`."
-    return resize
+def _resizing(
+    axes: int,
+    input: Variable,
+    out_shape: Sequence[int] | None = None,
+    scale: float | None = None,
+    name: str | None = None,
+    actual_shape: Any = None,
+    align_corners: bool = True,
+    align_mode: int = 1,
+    data_format: str = "",
+) -> Variable:
+    """Resizes by linear interpolation along each axis: see `image_resize`."""
+    resample = "BILINEAR" if axes == 2 else "TRILINEAR"
+    how = (align_corners, align_mode, data_format or _FORMATS[axes][0])
+    return image_resize(input, out_shape, scale, name, resample, actual_shape, *how)
 
 
-resize_bilinear, resize_trilinear = _resizing("BILINEAR"), _resizing("TRILINEAR")
+resize_bilinear = _over(2, "resize_bilinear", _resizing)
+resize_trilinear = _over(3, "resize_trilinear", _resizing)
 
 
 def resize_nearest(
