@@ -19,16 +19,17 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run_script(script: str, args: Sequence[str]) -> int:
     """Runs a script as `python SCRIPT ARGS` would; returns its exit status."""
+    file = str(Path(script).absolute())  # as `python SCRIPT` names it, so that its lines are found
     with _as_main(script, args):
         try:
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(file, run_name="__main__")
         except SystemExit as ended:
             return _status(ended.code)
         except JaxfleetError as error:
             log("".join(traceback.format_exception_only(error)).rstrip())
             return SCRIPT_FAILED
         except Exception as error:  # noqa: BLE001  # whatever the script raises is its own
-            _log_from_script(error, script)
+            _log_from_script(error, file)
             return SCRIPT_FAILED
     return 0
 

@@ -38,7 +38,8 @@ function fromAddress() {
   if (found.op >= it.lines.length) found.op = NONE;
   if (found.param >= it.raw.journeys.length) found.param = NONE;
   if (found.file >= it.raw.files.length) Object.assign(found, { file: NONE, line: NONE });
-  if (found.op !== NONE && !given.has("view")) found.view = given.has("pass") ? "passes" : "operators";
+  if (given.has("param") && found.param === NONE) found.param = it.raw.journeys.findIndex((journey) => it.variables[journey[0]][0] === given.get("param"));
+  if (!given.has("view")) found.view = given.has("pass") ? "passes" : found.op !== NONE ? "operators" : found.param !== NONE ? "parameters" : found.view;
   current = found;
   go({}, { silent: true });
 }

@@ -87,7 +87,7 @@ function serverMap(program, plan) {
   return sheet(`Servers by what they hold: the fullest has ${plan.balance.toFixed(2)} times the mean`, ...plan.servers.map((server, n) => {
     const largest = [...server.blocks].sort((a, b) => size(b) - size(a)), shown = largest.slice(0, 40), rest = largest.slice(40);
     const bar = make("div", { class: "blocks" }, shown.map((block) => {
-      const part = make("button", { type: "button", title: `${block.name}: ${bytes(size(block))}`, on: { click: () => pickParam(program, block.param) } }, block.name.split("/").slice(-2).join("/"));
+      const part = make("button", { type: "button", title: `${block.name}: ${bytes(size(block))}`, on: { click: () => pickParam(program, block.param) } }, shortName(block.name));
       part.style.flex = `${Math.max(size(block), 1)} 1 0`;
       return part;
     }), rest.length ? make("span", { class: "soft" }, ` +${rest.length}`) : "");

@@ -178,3 +178,6 @@ class List {
     event.stopPropagation();
   }
 }
+
+// The module and the leaf of a parameter: nnx adds "/value" to each.
+function shortName(name) { return name.replace(/\/value$/, "").split("/").slice(-2).join("/"); }

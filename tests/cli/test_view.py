@@ -10,6 +10,18 @@ from jaxfleet.cli import main
 from tests.cli.test_dump import SCRIPT
 from tests.report.drawn import deep_step, write_dump
 
+CAPTURED = """
+import jax.numpy as jnp
+import jaxfleet as jf
+
+def step(state, batch):
+    halved = state["w"] * 0.5
+    return {"w": halved + batch["x"].sum()}, batch["x"].mean()
+
+state, batch = {"w": jnp.ones(())}, {"x": jnp.ones((4, 2))}
+jf.distribute(step, (state, batch), "single")(state, batch)
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -29,6 +41,15 @@ def test_a_script_is_run_and_reported(
     assert "train.html: 1 program, 1 operators, " in out
     page = (tmp_path / "train.html").read_text()
     assert '"name":"dce"' in page
+
+
+def test_the_report_of_a_script_that_is_named_by_a_relative_path_has_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(CAPTURED)
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", "train.py"]) == 0
+    assert 'halved = state[\\"w\\"] * 0.5' in (tmp_path / "train.html").read_text()
 
 
 def test_a_dump_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

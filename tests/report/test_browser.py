@@ -214,6 +214,16 @@ def test_an_address_leads_back_to_what_was_shown(visitor: Visitor, files: dict[s
     visitor.page.goto("about:blank")
     visitor.open(files["small"], "#pass=grad_allreduce&op=Dense_1.product")
     assert visitor.page.locator(".row.on").count() == 1
+    visitor.page.goto("about:blank")
+    visitor.open(files["small"], "#pass=grad_allreduce")
+    assert visitor.page.locator(".cell.added").count() > 0
+
+
+def test_a_narrow_page_does_not_scroll_sideways(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.page.set_viewport_size({"width": 700, "height": 600})
+    visitor.open(files["large"], "#view=passes")
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert visitor.page.evaluate(wide) == 0
 
 
 def test_a_wrong_address_shows_the_report(visitor: Visitor, files: dict[str, Path]) -> None:
