@@ -120,6 +120,7 @@ def serve_job(cluster: PserverRole, strategy: DistributedStrategy) -> int:
         trainers=cluster.trainers,
         lost_after_s=strategy.lost_after_s,
         step_timeout_s=strategy.step_timeout_s,
+        connect_s=strategy.connect_s,
         server_return_s=cluster.server_return_s,
         checkpoint_dir=cluster.own_checkpoints,
         save_dirs=cluster.save_dirs or None,

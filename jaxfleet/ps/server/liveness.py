@@ -44,9 +44,13 @@ class LivenessMonitor:
         if not trainers.none_lives(now):
             self.lively = now
             return None
-        options, lost = trainers.options, trainers.lost(now)
-        patience = options.trainer_return_s if lost else None
-        if now - self.lively > (options.step_timeout_s if patience is None else patience):
+        options = trainers.options
+        patience = options.trainer_return_s if trainers.lost(now) else None
+        if patience is None:
+            patience = options.step_timeout_s
+        if not trainers.by_id:  # their imports may take longer than any step
+            patience = max(patience, options.connect_s)
+        if now - self.lively > patience:
             how = "; ".join(trainers.ends(now)) or "no trainer ever came"
             return JaxfleetError(f"no trainer lives: {how}")
         return None

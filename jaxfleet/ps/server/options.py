@@ -42,7 +42,8 @@ class ServerOptions:
         trainers: number of trainers; as the first trainer reports by default.
         lost_after_s: silence after which a peer is lost.
         step_timeout_s: maximum wait for a live peer.
-        as_trainers_say: take both of these from the first trainer's hello instead.
+        connect_s: how long the server waits for the first trainer, unless `step_timeout_s` is more.
+        as_trainers_say: take `lost_after_s` and `step_timeout_s` from the first trainer's hello.
         server_return_s: additional silence allowed to another server, which may be restarted.
         trainer_return_s: how long the server waits for replacements when all trainers are lost;
             `step_timeout_s` by default.
@@ -64,6 +65,7 @@ class ServerOptions:
     trainers: int | None = None
     lost_after_s: float = Timeouts.lost_after_s
     step_timeout_s: float = Timeouts.step_timeout_s
+    connect_s: float = Timeouts.connect_s
     as_trainers_say: bool = False
     server_return_s: float = 0.0
     trainer_return_s: float | None = None
