@@ -93,7 +93,7 @@ def ways_on_host(
 class Fit:
     """Result for a budget."""
 
-    original: Program  # the program, before it was fitted
+    original: Program = field(repr=False)  # the program, before it was fitted
     budget: int  # in bytes
     before: int  # xla's peak of the original step, in bytes
     after: Peak | None  # xla's peak of the chosen one, in bytes; None for the original step
