@@ -48,7 +48,7 @@ class LivenessMonitor:
         patience = options.trainer_return_s if trainers.lost(now) else None
         if patience is None:
             patience = options.step_timeout_s
-        if not trainers.by_id:  # their imports may take longer than any step
+        if not trainers.by_id and not trainers.left():  # imports may take longer than a step
             patience = max(patience, options.connect_s)
         if now - self.lively > patience:
             how = "; ".join(trainers.ends(now)) or "no trainer ever came"
