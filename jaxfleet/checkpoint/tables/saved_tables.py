@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -199,12 +200,8 @@ def export_arrays(table: SavedTable | LiveTable, folder: str | Path) -> int:
     Raises:
         CheckpointError: the folder exists, the disk is full, or the table is damaged.
     """
-    folder = _new(folder)
-    try:
-        with staged_folder(folder) as stage:
-            return _write_arrays(table, stage)
-    except OSError as error:
-        raise _failed(table, folder, error) from error
+    with _new_export(table, folder) as stage:
+        return _write_arrays(table, stage)
 
 
 def _write_arrays(table: SavedTable | LiveTable, stage: Path) -> int:
@@ -238,12 +235,8 @@ def export_text(table: SavedTable | LiveTable, folder: str | Path, *, lines: int
     Raises:
         CheckpointError: the folder exists, the disk is full, or the table is damaged.
     """
-    folder = _new(folder)
-    try:
-        with staged_folder(folder) as stage:
-            return _write_text(table.batches(), stage, lines)
-    except OSError as error:
-        raise _failed(table, folder, error) from error
+    with _new_export(table, folder) as stage:
+        return _write_text(table.batches(), stage, lines)
 
 
 def _write_text(batches: Iterable[RowBatch], stage: Path, lines: int) -> int:
@@ -260,16 +253,17 @@ def _write_text(batches: Iterable[RowBatch], stage: Path, lines: int) -> int:
     return written
 
 
-def _new(path: str | Path) -> Path:
-    """Returns a folder that does not exist yet, and creates its parents."""
+@contextmanager
+def _new_export(table: SavedTable | LiveTable, path: str | Path) -> Iterator[Path]:
+    """Yields a folder, which becomes the new folder `path` when the block succeeds."""
     folder = Path(path)
     if folder.exists():
         raise CheckpointError(f"{folder} is there already", hint="export into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _failed(table: SavedTable | LiveTable, folder: Path, error: OSError) -> CheckpointError:
-    if isinstance(error, CheckpointError):
-        return error
-    return cannot_write(f"table `{table.spec.name}`", folder, error)
+    try:
+        with staged_folder(folder) as stage:
+            yield stage
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise cannot_write(f"table `{table.spec.name}`", folder, error) from error
