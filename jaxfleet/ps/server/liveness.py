@@ -45,10 +45,10 @@ class LivenessMonitor:
             self.lively = now
             return None
         options = trainers.options
-        patience = options.trainer_return_s if trainers.lost(now) else None
-        if patience is None:
-            patience = options.step_timeout_s
-        if not trainers.by_id and not trainers.left():  # imports may take longer than a step
+        patience = options.step_timeout_s
+        if trainers.lost(now) and options.trainer_return_s is not None:
+            patience = options.trainer_return_s
+        elif not trainers.by_id and not trainers.left():  # imports may take longer than a step
             patience = max(patience, options.connect_s)
         if now - self.lively > patience:
             how = "; ".join(trainers.ends(now)) or "no trainer ever came"
