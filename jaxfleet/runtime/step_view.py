@@ -1,4 +1,4 @@
-"""Reports of steps: what a running step knows beyond its passes, for `view` and for dumps."""
+"""Reports of steps: decisions and facts beside their passes, for `view` and for dumps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
