@@ -31,7 +31,8 @@ class Source:
         if not self.file:
             return ""
         place = f"{self.place()}, in {self.function}"
-        code = linecache.getline(self.file, self.line).strip()
+        lines = source_lines(self.file)
+        code = lines[self.line - 1].strip() if 0 < self.line <= len(lines) else ""
         return f"{place}\n    {code}" if code else place
 
     def comment(self) -> str:
@@ -41,6 +42,14 @@ class Source:
         made_by = f"by {self.made_by}" if self.made_by else ""
         text = "; ".join(part for part in (place, scope, made_by) if part)
         return text if text.isprintable() else " ".join(text.split())
+
+
+def source_lines(path: str) -> list[str]:
+    """Returns the lines of a file of the user's program, or none where it cannot be read."""
+    try:
+        return linecache.getlines(path)
+    except ValueError:  # a program that was read from text may name what cannot be a path
+        return []
 
 
 def short_path(path: str) -> str:

@@ -1,11 +1,10 @@
 """Excerpts of the user's files: the lines that operators come from, with lines around them."""
 
-import linecache
 from collections.abc import Mapping
 from typing import TypeAlias
 
 from jaxfleet.ir import Program
-from jaxfleet.ir.source import short_path
+from jaxfleet.ir.source import short_path, source_lines
 
 AROUND = 5  # lines shown before and behind a line
 _LONGEST = 400  # characters of a line
@@ -28,10 +27,7 @@ def excerpts(program: Program) -> dict[str, dict[int, str]]:
     for file, numbers in wanted.items():
         if short_path(file) == file:  # the text's own form: no file is known to be meant
             continue
-        try:
-            lines = linecache.getlines(file)
-        except ValueError:  # no path can have this name
-            continue
+        lines = source_lines(file)
         around = {n for at in numbers for n in range(at - AROUND, at + AROUND + 1)}
         kept = {n: _cut(lines[n - 1]) for n in sorted(around) if 1 <= n <= len(lines)}
         if kept:
