@@ -99,6 +99,7 @@ class Variant:
     dumps: Record  # record of every pass
     lowered: LoweredStep  # compiled
     metrics_tree: Any  # structure of its metrics
+    metrics: tuple[str, ...]  # names of their leaves
     interface: Interface  # mapping of pytrees to its variables
     tables: StepTables | None = None  # the tables that it looks up; None without any
     fit: Fit | None = None  # result for a memory budget; None without a budget
@@ -222,7 +223,8 @@ class Variants:
             interface = tables.interface
         self._check_lowering(program)
         lowered = self._lower(program if tables is None else tables.program, interface)
-        return Variant(program, record, lowered, captured.metrics_tree, interface, tables, fit)
+        tree, names = captured.metrics_tree, captured.metrics
+        return Variant(program, record, lowered, tree, names, interface, tables, fit)
 
     def _check_lowering(self, program: Program) -> None:
         is_cut = any(op.type == "cut" for op in program.root.ops)

@@ -22,6 +22,7 @@ from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.explain import undivided
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step_inputs import (
     check_batch,
     check_rows,
@@ -67,6 +68,7 @@ class Step(StepViews, Evaluating[State, Metrics]):
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
         self._calls: dict[tuple[Any, ...], Call] = {}  # by the structure and types of a batch
         self._returned = LastState()
+        self._scalars = ScalarMetrics()
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],
@@ -114,6 +116,7 @@ class Step(StepViews, Evaluating[State, Metrics]):
             fetched = variant.tables.hand_over(self.tables, joined, fetched)
             self.tables.next_step()
         metrics = _unflatten(variant.metrics_tree, fetched)
+        self._scalars.note(fetched, variant.metrics)
         self._finite.note(fetched, variant.metrics_tree, state, finite)
         return state, metrics
 

@@ -29,6 +29,7 @@ from jaxfleet.runtime.pserver_checkpoint import (
 )
 from jaxfleet.runtime.pserver_job import JobPrograms, explain_job
 from jaxfleet.runtime.remote_state import RemoteState
+from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState
 from jaxfleet.runtime.step_view import add_to_dump, step_history, write_view
@@ -74,6 +75,7 @@ class TrainerStep(Evaluating[State, Metrics]):
         self._lines = TrainerConnection(lambda: connect(self._job), self._pace, specs)
         self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
+        self._scalars = ScalarMetrics()
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],
@@ -170,6 +172,7 @@ class TrainerStep(Evaluating[State, Metrics]):
             new.update(self._pace.end(new, rows // variant.sharers))
         self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
+        self._scalars.note(fetched, variant.captured.metrics, at_least=client.step)
         self._served.save_own(client, is_sync=self._pace.is_sync)
         finite = variant.trainer.finite
         self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves, finite)
