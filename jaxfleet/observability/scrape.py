@@ -30,6 +30,7 @@ class Sample:
         of_trainers: values by metric, for each trainer's number.
         tables: values by metric, for each table's name.
         doing: the activity that each trainer last reported.
+        scalars: the scalar metrics of each trainer, by name.
     """
 
     at_s: float
@@ -37,6 +38,7 @@ class Sample:
     of_trainers: dict[int, dict[str, float]] = field(default_factory=dict)
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
     doing: dict[int, str] = field(default_factory=dict)
+    scalars: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 def scrape(address: str, token: str | None = None) -> Sample:
@@ -77,6 +79,8 @@ def scrape(address: str, token: str | None = None) -> Sample:
 def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:
     if name == "trainer_doing_info":
         sample.doing[int(labels["trainer"])] = labels["doing"]
+    elif name == "trainer_scalar":
+        sample.scalars.setdefault(int(labels["trainer"]), {})[labels["name"]] = value
     elif "trainer" in labels:
         sample.of_trainers.setdefault(int(labels["trainer"]), {})[name] = value
     elif "table" in labels:

@@ -164,3 +164,24 @@ def test_it_outlives_what_fails_under_it() -> None:
 def _close_then_receive(listener: Listener) -> None:
     listener.close()
     listener.receive(0)
+
+
+def test_a_heartbeat_carries_a_bounded_report_of_scalars() -> None:
+    network = MemoryNetwork()
+    heart = on_memory(network)
+    heart.scalars = lambda: (7, {f"{'x' * 200}{number}": 1.0 for number in range(100)} | {"y": 2.0})
+    bodies: list[dict[str, Plain]] = []
+    listener = network.listen(PLACE)
+
+    def hear() -> None:
+        arrived = listener.receive(5.0)
+        assert arrived is not None
+        bodies.append(dict(arrived[1].body))
+        heart.close()
+
+    network.run({"server": hear, "heart": heart.run})
+    (body,) = bodies
+    assert body["scalar_step"] == 7
+    assert body["scalars"] == {"x" * 100: 1.0}  # the first 32 names, which are one when cut
+    assert isinstance(body["resident"], int)
+    assert body["resident"] > 1 << 20

@@ -5,7 +5,7 @@ arrays to their sinks on arrival, and detects servers that fail, leave or restar
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
@@ -108,6 +108,11 @@ class Client(RequestSender):
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
             self._heartbeat.doing(text)
+
+    def publish(self, scalars: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
+        """Lets heartbeats report the scalar metrics that `scalars` returns, with their step."""
+        if self._heartbeat is not None:
+            self._heartbeat.scalars = scalars
 
     def begin_step(self) -> None:
         """Notifies servers without a push in this step that this trainer has reached it.

@@ -3,14 +3,17 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 
 from jaxfleet.errors import ClosedError
+from jaxfleet.observability import resident_bytes
 from jaxfleet.transport.messages import Connections, Kind, Message, Network, Plain
 
 _CLOSING_S = 5.0
+MOST_SCALARS, MOST_SCALAR_NAME = 32, 100  # that a trainer reports; characters
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Heartbeat:
         sender: `trainer 0`.
         session: the session of the trainer's hello, by which servers identify it.
         thread: False if the caller runs `run`, as a participant of a memory network does.
+
+    Attributes:
+        scalars: returns the newest scalar metrics and their step, without waiting for a step.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Heartbeat:
         self._every_s = every_s
         self._clock = clock
         self._doing = "starting"
+        self.scalars: Callable[[], tuple[int, Mapping[str, float]]] = lambda: (0, {})
         self._numbers = itertools.count(1)
         self._pulses = [Pulse() for _ in endpoints]
         self._silent_s = [0.0 for _ in endpoints]
@@ -118,12 +125,20 @@ class Heartbeat:
                 self._closing.wait(self._every_s)
 
     def _say(self, connections: Connections) -> None:
-        body: dict[str, Plain] = {"doing": self._doing, "session": self._session}
+        body: dict[str, Plain] = {"doing": self._doing, "session": self._session, **self._report()}
         number = next(self._numbers)
         for server in range(len(self._endpoints)):
             connections.send(
                 server, Message(Kind.HEARTBEAT, self._sender, number=number, body=body)
             )
+
+    def _report(self) -> dict[str, Plain]:
+        """Returns what servers publish about this trainer besides its activity."""
+        step, values = self.scalars()
+        scalars: dict[str, Plain] = {}
+        for name, value in islice(values.items(), MOST_SCALARS):
+            scalars[name[:MOST_SCALAR_NAME]] = value
+        return {"resident": resident_bytes(), "scalar_step": step, "scalars": scalars}
 
     def _listen(self, connections: Connections) -> None:
         until = self._clock() + self._every_s

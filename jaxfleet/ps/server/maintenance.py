@@ -37,6 +37,7 @@ class MaintenanceQueue:
         resume_work: called when steps may continue.
         on_load: called when a checkpoint was loaded, which voids all earlier messages.
         is_busy: a request is running; no block may run meanwhile.
+        saves: number of this server's parts written for trainers' checkpoints.
     """
 
     held: ServerState
@@ -46,6 +47,7 @@ class MaintenanceQueue:
     on_load: Callable[[], None]
     waiting: list[Request] = field(default_factory=list)
     is_busy: bool = False
+    saves: int = 0
 
     def add(self, request: Request) -> None:
         """Queues a request until its step is applied, or a load until no block runs."""
@@ -172,6 +174,7 @@ class MaintenanceQueue:
             )
 
         def then(receipt: PartReceipt) -> None:
+            self.saves += 1
             self._answer(request, receipt, step)
             self._free()
 

@@ -24,6 +24,10 @@ class TrainerMetrics:
         silent_s: seconds since its last message.
         late_s: cumulative delay of its steps behind the first trainer.
         own_s: cumulative time between a message to it and its next step.
+        is_lost: it was silent for longer than peers may be.
+        joins: how many processes with its number have come.
+        resident_bytes: its resident memory; 0 if unknown.
+        scalars: the scalar metrics of its step `scalar_step`.
     """
 
     number: int
@@ -33,11 +37,21 @@ class TrainerMetrics:
     doing: str
     has_left: bool
     own_s: float = 0.0
+    is_lost: bool = False
+    joins: int = 1
+    resident_bytes: int = 0
+    scalar_step: int = 0
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ServerMetrics:
-    """Metrics of a server; its counters are those of `step.stats()`."""
+    """Metrics of a server; its counters are those of `step.stats()`.
+
+    Attributes:
+        resident_bytes: its resident memory; 0 if unknown.
+        started: its start as a Unix time, which another process has another of.
+    """
 
     name: str
     counted: Mapping[str, Plain]
@@ -45,12 +59,15 @@ class ServerMetrics:
     received_bytes: int = 0
     sent_bytes: int = 0
     trainers: tuple[TrainerMetrics, ...] = ()
+    resident_bytes: int = 0
+    started: float = 0.0
 
 
 # By the server's own name: the metric's name and description.
 _GAUGES = {
     "step": ("server_step", "The last step applied; -1 without a state."),
     "queued_bytes": ("queued_bytes", "Bytes of gradients that wait."),
+    "saved": ("checkpoint_step", "Trainer 0's step in the last checkpoint of the server's own."),
 }
 _COUNTERS = {
     "block_s": ("block_seconds", "Seconds spent in optimizer blocks."),
@@ -58,11 +75,15 @@ _COUNTERS = {
     "duplicates": ("duplicate_messages", "Messages that came twice and counted once."),
     "errors": ("errors", "Errors that were sent to trainers."),
     "rejected": ("rejected_frames", "Frames that were no messages."),
+    "saves": ("saves", "Checkpoints of which trainers had the server write its part."),
 }
 _OF_TRAINERS = {
     "step": ("trainer_step", "The last step that a trainer sent anything for."),
     "silent_s": ("trainer_silent_seconds", "Seconds since a trainer was heard of."),
     "has_left": ("trainer_left", "1 once a trainer said bye."),
+    "is_lost": ("trainer_lost", "1 while a trainer is silent for longer than it may be."),
+    "resident_bytes": ("trainer_resident_bytes", "Resident memory of a trainer."),
+    "scalar_step": ("trainer_scalar_step", "The step of a trainer's scalar metrics."),
 }
 
 
@@ -108,11 +129,18 @@ class MetricsExporter:
             return
         core = _client().metrics_core
         for key, (name, text) in _GAUGES.items():
+            if key == "saved" and figures.counted.get(key) is None:
+                continue  # there is no checkpoint yet
             value = _number(figures.counted, key)
             yield core.GaugeMetricFamily(f"jaxfleet_{name}", text, value=value)
         for key, (name, text) in _COUNTERS.items():
             value = _number(figures.counted, key)
             yield core.CounterMetricFamily(f"jaxfleet_{name}", text, value=value)
+        text = "The server's start, as a Unix time."
+        name = "jaxfleet_server_start_time_seconds"
+        yield core.GaugeMetricFamily(name, text, value=figures.started)
+        text = "Resident memory of the server."
+        yield core.GaugeMetricFamily("jaxfleet_resident_bytes", text, value=figures.resident_bytes)
         yield _bytes(core, "received", "came", figures.received_bytes)
         yield _bytes(core, "sent", "went", figures.sent_bytes)
         yield _labelled(core.CounterMetricFamily, "messages", "Messages that came.", "kind",
@@ -131,6 +159,15 @@ def _of_trainers(core: Any, figures: ServerMetrics) -> Iterator[Any]:
     own = {str(one.number): one.own_s for one in figures.trainers}
     text = "Seconds from an answer to a trainer until its next step, added up."
     yield _labelled(core.CounterMetricFamily, "trainer_own_seconds", text, "trainer", own)
+    joins = {str(one.number): one.joins for one in figures.trainers}
+    text = "Processes with a trainer's number that have come."
+    yield _labelled(core.CounterMetricFamily, "trainer_joins", text, "trainer", joins)
+    text = "A scalar metric of a trainer's step."
+    scalars = core.GaugeMetricFamily("jaxfleet_trainer_scalar", text, labels=["trainer", "name"])
+    for one in figures.trainers:
+        for name, value in one.scalars.items():
+            scalars.add_metric([str(one.number), name], value)
+    yield scalars
     doing = core.InfoMetricFamily("jaxfleet_trainer_doing", "What a trainer last said that it did.",
                                   labels=["trainer"])  # fmt: skip
     for one in figures.trainers:

@@ -335,5 +335,9 @@ class RequestRouter:
     def stats(self) -> dict[str, Plain]:
         if self.held is None:
             return {"step": -1}
-        saved, compiled = self._own.saved.get(0), self.cache.compiled
-        return {**self.held.stats(), "saved": saved, "executables": compiled}
+        own: dict[str, Plain] = {
+            "saved": self._own.saved.get(0),
+            "saves": self.loaded.maintenance.saves,
+            "executables": self.cache.compiled,
+        }
+        return {**self.held.stats(), **own}

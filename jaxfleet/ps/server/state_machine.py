@@ -5,6 +5,7 @@ replies (`jaxfleet.ps.server.event_loop`).
 """
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.observability import resident_bytes
 from jaxfleet.ops import Array
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
@@ -29,7 +31,7 @@ from jaxfleet.ps.server.outbox import (
 )
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
-from jaxfleet.ps.server.trainer_registry import TrainerRegistry, trainer_number
+from jaxfleet.ps.server.trainer_registry import PeerState, TrainerRegistry, trainer_number
 from jaxfleet.ps.server.trainer_sessions import DepartureRecord, TrainerSessions
 from jaxfleet.tables import TableStore
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
@@ -63,7 +65,7 @@ class ServerCore:
         self.rejected = 0  # malformed frames, as counted by the listener
         self.outbox = Outbox()
         self.trainers = TrainerRegistry(options)
-        self._clock = clock
+        self._clock, self._started = clock, time.time()
         self._counts: Counter[Kind] = Counter()
         self._received_bytes = self._sent_bytes = 0
         self._tasks: list[DeviceTask] = []
@@ -200,11 +202,28 @@ class ServerCore:
             self._received_bytes,
             self._sent_bytes,
             tuple(
-                TrainerMetrics(
-                    n, one.step, now - one.heard, one.late_s, one.doing, one.left, one.own_s
-                )
-                for n, one in sorted(self.trainers.by_id.items())
+                self._trainer_figures(number, known, now)
+                for number, known in sorted(self.trainers.by_id.items())
             ),
+            resident_bytes(),
+            self._started,
+        )
+
+    def _trainer_figures(self, number: int, known: PeerState, now: float) -> TrainerMetrics:
+        report = known.report
+        return TrainerMetrics(
+            number,
+            known.step,
+            now - known.heard,
+            known.late_s,
+            known.doing,
+            known.left,
+            known.own_s,
+            self.trainers.is_lost(number, now),
+            known.joins,
+            report.resident,
+            report.scalar_step,
+            report.scalars,
         )
 
     def forgive(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -10,12 +11,47 @@ from jaxfleet.ps.server.outbox import RequestLog
 from jaxfleet.transport.consistency import describe_difference
 from jaxfleet.transport.messages import PROTOCOL, Kind, Message, Peer, Plain
 
-_LONGEST = 200  # characters of a trainer's activity
+_LONGEST = 200  # characters of a trainer's activity, and of a scalar's name
+_MOST_SCALARS = 64  # of one trainer; the rest is left out
 _PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
 _DIGEST, _DIGEST_SHOWN = 64, 12  # characters
 _MOST_MOVED = 1024  # broken connections, of all trainers
 _MOST_REFUSED = 1024  # rejected trainers whose reason is kept for errors
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
+
+
+@dataclass(frozen=True)
+class TrainerReport:
+    """What a trainer's last heartbeat reported for the job's metrics.
+
+    Attributes:
+        resident: bytes of its resident memory; 0 if unknown.
+        scalar_step: the step of its scalar metrics.
+        scalars: their values by name.
+    """
+
+    resident: int = 0
+    scalar_step: int = 0
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Plain]) -> "TrainerReport":
+        """Returns the report in a heartbeat; leaves out whatever is malformed or too much."""
+        given = body.get("scalars")
+        pairs = islice(given.items(), _MOST_SCALARS) if isinstance(given, dict) else ()
+        scalars = {
+            name: float(value)
+            for name, value in pairs
+            if isinstance(value, int | float) and len(name) <= _LONGEST and _is_text(name)
+        }
+        numbers = body.get("resident"), body.get("scalar_step")
+        resident, step = (x if isinstance(x, int) and 0 <= x < 1 << 63 else 0 for x in numbers)
+        return cls(resident, step, scalars)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written in UTF-8; lone surrogates cannot."""
+    return name.isprintable()
 
 
 @dataclass
@@ -32,6 +68,8 @@ class PeerState:
         late_s: cumulative delay of its steps behind the first trainer.
         answered: time of the last message to it.
         own_s: cumulative time from the last message to it until its next step's first message.
+        joins: how many processes with this number have come.
+        report: what its last heartbeat reported for the metrics.
         log: requests of this process that must not be executed twice.
     """
 
@@ -47,6 +85,8 @@ class PeerState:
     answered: float | None = None
     own_s: float = 0.0
     incarnation: Plain = None
+    joins: int = 1
+    report: TrainerReport = field(default_factory=TrainerReport)
     log: RequestLog = field(default_factory=RequestLog)
 
     def text(self, now: float) -> str:
@@ -145,7 +185,8 @@ class TrainerRegistry:
             if self.text is None and text is not None and text.dtype == np.uint8:
                 self.text = text.copy()
         old, session = self.by_id.get(number), body.get("session")
-        known = PeerState(peer, now, now, session=session)
+        joins = old.joins + (old.session != session) if old is not None else 1
+        known = PeerState(peer, now, now, session=session, joins=joins)
         if old is not None:
             self._ids.pop(old.peer, None)
             if session is not None and session == old.session:
@@ -155,6 +196,7 @@ class TrainerRegistry:
                     pushed=old.pushed,
                     late_s=old.late_s,
                     own_s=old.own_s,
+                    report=old.report,
                     log=old.log,
                 )
                 self._move(old.peer, peer)
@@ -208,6 +250,7 @@ class TrainerRegistry:
         if (known := self.of_session(message)) is not None:
             known.heard = known.said = now
             known.doing = str(message.body.get("doing", ""))[:_LONGEST]
+            known.report = TrainerReport.of(message.body)
 
     def is_lost(self, number: int, now: float) -> bool:
         """Whether a connected trainer has been silent for too long."""

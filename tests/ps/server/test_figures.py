@@ -1,0 +1,94 @@
+"""Metrics that a server publishes about itself and about what trainers report."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxfleet.observability import Sample, scrape
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics, TrainerMetrics
+from jaxfleet.transport.messages import Kind
+from tests.ps.server.common import SGD, Bench, hello, sgd_state
+
+
+def figures(bench: Bench) -> ServerMetrics:
+    return bench.core.figures(bench.now)
+
+
+def of_trainer(bench: Bench, number: int = 0) -> TrainerMetrics:
+    return {one.number: one for one in figures(bench).trainers}[number]
+
+
+def beat(bench: Bench, **body: Any) -> TrainerMetrics:
+    bench.one(0, Kind.HEARTBEAT, body={"doing": "step 3", **body})
+    return of_trainer(bench)
+
+
+def test_a_heartbeat_reports_memory_and_scalars() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    scalars = {"loss": math.nan, "eval/top1": 1}
+    found = beat(bench, resident=5 << 20, scalar_step=7, scalars=scalars)
+    assert (found.resident_bytes, found.scalar_step) == (5 << 20, 7)
+    assert found.scalars.keys() == scalars.keys()
+    assert math.isnan(found.scalars["loss"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"resident": "much", "scalar_step": 2.5, "scalars": ["loss"]},
+        {"resident": -1, "scalar_step": -1, "scalars": {"loss": "low", "x" * 300: 1.0}},
+        {"scalars": {"two\nlines": 1.0}},
+    ],
+)
+def test_a_malformed_report_is_left_out(body: dict[str, Any]) -> None:
+    found = beat(Bench().started(SGD, sgd_state()), **body)
+    assert (found.resident_bytes, found.scalar_step, dict(found.scalars)) == (0, 0, {})
+    assert found.doing == "step 3"
+
+
+def test_a_trainer_publishes_a_bounded_number_of_scalars() -> None:
+    scalars = {f"metric {number}": float(number) for number in range(10_000)}
+    found = beat(Bench().started(SGD, sgd_state()), scalars=scalars)
+    assert 32 <= len(found.scalars) <= 64
+
+
+def test_another_process_of_a_trainer_is_counted_and_a_new_connection_is_not() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    for session, joins in ((None, 1), ("a", 2), ("a", 2), ("b", 3)):
+        bench.now += 3600.0  # the one before is lost by then
+        bench.one(0, Kind.HELLO, body=hello(0, session=session))
+        assert of_trainer(bench).joins == joins
+
+
+def test_saves_are_counted_when_they_are_written(tmp_path: Path) -> None:
+    bench = Bench().started(SGD, sgd_state())
+    assert figures(bench).counted["saves"] == 0
+    bench.one(0, Kind.SAVE, 0, {"path": str(tmp_path / "saved")})
+    assert figures(bench).counted["saves"] == 1
+
+
+def scraped(published: ServerMetrics) -> Sample:
+    metrics = MetricsExporter()
+    metrics.publish(published)
+    try:
+        return scrape(f"127.0.0.1:{metrics.start('127.0.0.1', 0)}")
+    finally:
+        metrics.close()
+
+
+def test_a_scrape_has_memory_start_scalars_and_joins() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    name = 'a "quoted"\\ <script>alert(1)</script> ü'
+    beat(bench, resident=5 << 20, scalar_step=7, scalars={name: math.inf})
+    found = scraped(figures(bench))
+    assert found.values["resident_bytes"] > 1 << 20  # of this process
+    assert found.values["server_start_time_seconds"] > 1.7e9
+    assert "checkpoint_step" not in found.values
+    assert found.scalars == {0: {name: math.inf}}
+    trainer = found.of_trainers[0]
+    wanted = {"trainer_resident_bytes": 5 << 20, "trainer_scalar_step": 7, "trainer_lost": 0}
+    assert wanted.items() <= trainer.items()
+    assert trainer["trainer_joins_total"] == 1
