@@ -108,6 +108,11 @@ SHORT = {
         r"test AUC (\S+), of the truth that is known \S+, of all \S+",
         (0.66, 0.75),
     ),
+    "tensorboard": Short(
+        ("--steps", "40"),
+        r"accuracy (\S+) at step 40; the metrics of 4 steps are in runs/digits",
+        (0.7, 1.0),
+    ),
     "fluid/lenet_digits": Short(
         ("--mode", "parallel", "--epochs", "1"), r"test accuracy (\d\.\d{3})", (0.5, 1.0)
     ),
@@ -121,7 +126,7 @@ SHORT = {
     ),
 }
 
-DEFAULT = ("ctr", "fluid/fit_a_line")  # tests/test_reading.py runs digits.py
+DEFAULT = ("ctr", "tensorboard", "fluid/fit_a_line")  # tests/test_reading.py runs digits.py
 
 
 @pytest.mark.parametrize("name", by_default(SHORT, *DEFAULT))

@@ -196,7 +196,7 @@ class ServerStep(Generic[State, Metrics]):
         sys.exit(self.serve())
 
     __call__ = evaluate = save = restore = pull = place = _serve_instead
-    look_up = shrink = export = stats = memory_report = _serve_instead
+    look_up = shrink = export = stats = log_to = memory_report = _serve_instead
 
     @property
     def tables(self) -> NoReturn:

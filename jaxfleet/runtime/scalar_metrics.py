@@ -1,11 +1,11 @@
 """Scalar metrics of a step, read by name without waiting for the step."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,12 @@ class ScalarMetrics:
 
     Attributes:
         step: number of the last step, from 1.
-        listeners: called with each step's scalars, which may not be computed yet.
+        listeners: receive each step's scalars, which may not be computed yet.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        self.listeners: list[Callable[[StepScalars], None]] = []
+        self.listeners: list[Listener] = []
         self._named = ScalarNames((), ())
         # A step that is not computed yet stays at the second place until it is, while newer ones
         # pass it: if many steps are in flight, the newest is never computed when somebody looks.
@@ -68,7 +68,7 @@ class ScalarMetrics:
             waiting, ready = newest, waiting
         self._kept = newest, waiting, ready
         for listener in self.listeners:
-            listener(newest)
+            listener.note(newest)
 
     def latest(self) -> Scalars:
         """Returns the newest scalars that are computed, without waiting."""
@@ -121,8 +121,16 @@ class StepScalars:
 
     def read(self) -> dict[str, float]:
         """Returns the values, after waiting for them; those that cannot be read are left out."""
-        values = zip(self.named.names, map(_value, self.leaves), strict=True)
+        values = zip(self.named.names, map(value_of, self.leaves), strict=True)
         return {name: value for name, value in values if value is not None}
+
+
+class Listener(Protocol):
+    """Receives the scalars of every step."""
+
+    def note(self, scalars: StepScalars) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def printable(text: str, most: int = MOST_NAME) -> str:
@@ -148,7 +156,7 @@ def _is_ready(leaf: Any) -> bool:
     return not hasattr(leaf, "is_ready") or leaf.is_deleted() or leaf.is_ready()
 
 
-def _value(leaf: Any) -> float | None:
+def value_of(leaf: Any) -> float | None:
     """Returns a scalar's value; None if it cannot be read."""
     with suppress(RuntimeError, ValueError, OverflowError):  # deleted, failed, or a huge int
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -16,11 +16,13 @@ from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.ops.user_frames import warn_at_caller
+from jaxfleet.passes.precision.skip_nonfinite import SCALE
 from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
 from jaxfleet.runtime.compiled_variants import Call, Variant, Variants
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.explain import undivided
+from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step_inputs import (
@@ -41,7 +43,7 @@ from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 
 
-class Step(StepViews, Evaluating[State, Metrics]):
+class Step(StepViews, Logging, Evaluating[State, Metrics]):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -183,6 +185,7 @@ class Step(StepViews, Evaluating[State, Metrics]):
         """
         variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
         checkpoint = self._opened(path)
+        self._scalars.step = max(self._scalars.step, checkpoint.step)
         read = read_leaves(checkpoint, variables)
         if self.tables.stores:
             read_tables(checkpoint, self.tables)
@@ -282,7 +285,8 @@ class Step(StepViews, Evaluating[State, Metrics]):
         return mean
 
     def close(self) -> None:
-        """Checks the last metrics; `TrainerStep.close` also disconnects from servers."""
+        """Checks the last metrics and closes logs; `TrainerStep.close` also disconnects."""
+        self._close_logs()
         self._finite.look()
 
     def __enter__(self) -> Self:
@@ -323,6 +327,17 @@ class Step(StepViews, Evaluating[State, Metrics]):
     def _speaks(self) -> bool:
         """Whether this process issues the warnings that all processes of a job would."""
         return True
+
+    @property
+    def _is_first(self) -> bool:
+        return self._speaks
+
+    def _statistics(self) -> Mapping[str, Any]:
+        numbers: dict[str, Any] = {"compilations": len(self._calls)}
+        for name, store in self.tables.stores.items():
+            numbers[f"table/{name}/rows"] = len(store)
+        scale = self._held.newest(SCALE) if self._held is not None else None
+        return numbers if scale is None else {**numbers, "loss_scale": scale}
 
     def _agreed(self, leaves: list[Any], _: Any) -> list[Any]:
         """Returns a new state in the form that all processes agree on."""

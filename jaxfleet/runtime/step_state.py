@@ -204,6 +204,15 @@ class AuxiliaryState:
         }
         return {name: np.asarray(value).item() for name, value in found.items()}
 
+    def newest(self, name: str) -> Any:
+        """Returns a number beside the state, as this process's first device has it.
+
+        It may not be computed yet, and the next step leaves it alone; None if there is none.
+        """
+        if name not in self._begins or not self._values:
+            return None
+        return jnp.copy(self._values[self._places[name]].addressable_data(0)).reshape(())
+
     def to_save(self) -> dict[str, np.ndarray]:
         """Returns the values that checkpoints contain besides the user's leaves."""
         extra = self._extra()

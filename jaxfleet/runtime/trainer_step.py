@@ -19,6 +19,7 @@ from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.report import History
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.memory_report import MemoryReport, fitting, memory_of, report_of
+from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.pserver_checkpoint import (
     export_table,
@@ -40,8 +41,10 @@ from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
 
+_AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
-class TrainerStep(Evaluating[State, Metrics]):
+
+class TrainerStep(Logging, Evaluating[State, Metrics]):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -270,6 +273,19 @@ class TrainerStep(Evaluating[State, Metrics]):
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
         return {"trainer": mine, "servers": servers, "tables": table_stats(servers)}
 
+    @property
+    def _is_first(self) -> bool:
+        return self.client.me.trainer == 0
+
+    def _statistics(self) -> Mapping[str, Any]:
+        found = {
+            "compilations": self._cache.compiled,
+            "sent_bytes": self.client.sent_bytes,
+            "received_bytes": self.client.received_bytes,
+        }
+        staleness = self._pace.stats().get("staleness", {})
+        return found | {f"staleness/{key}": staleness[key] for key in staleness.keys() & _AGES}
+
     def place(self, state: State) -> State:
         """Returns the state unchanged: the first step sends the servers their part."""
         return state
@@ -315,6 +331,7 @@ class TrainerStep(Evaluating[State, Metrics]):
 
     def close(self) -> None:
         """Disconnects this trainer from the servers, which end when all trainers have."""
+        self._close_logs()
         self._finite.look(self._newest.leaves)
         self._lines.close()
 
@@ -325,6 +342,7 @@ class TrainerStep(Evaluating[State, Metrics]):
         if error is None:
             self.close()
         else:
+            self._close_logs()
             self._lines.abandon()
 
     def __repr__(self) -> str:

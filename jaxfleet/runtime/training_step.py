@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfleet.ir import Program
 from jaxfleet.runtime.memory_report import MemoryReport
+from jaxfleet.runtime.metrics_log import AnyWriter, MetricsLog
 
 if TYPE_CHECKING:  # a default needs Python 3.13, or a package that only type checkers bring
     from typing_extensions import TypeVar
@@ -78,6 +79,18 @@ class TrainingStep(Protocol[State, Metrics_co]):
 
     def stats(self) -> dict[str, Any]:
         """Returns counters."""
+        ...
+
+    def log_to(
+        self,
+        writer: AnyWriter,
+        *,
+        every: int = 1,
+        statistics: bool = True,
+        only_first: bool = True,
+        start: int = 0,
+    ) -> MetricsLog:
+        """Writes the scalar metrics of the following steps to a folder or writer."""
         ...
 
     def memory_report(self) -> MemoryReport:
