@@ -71,7 +71,7 @@ _GAUGES = {
 }
 _COUNTERS = {
     "block_s": ("block_seconds", "Seconds spent in optimizer blocks."),
-    "rows": ("applied_rows", "Rows of tables that were updated."),
+    "rows": ("applied_rows", "Rows of sparse gradients that optimizer blocks applied."),
     "duplicates": ("duplicate_messages", "Messages that came twice and counted once."),
     "errors": ("errors", "Errors that were sent to trainers."),
     "rejected": ("rejected_frames", "Frames that were no messages."),
