@@ -186,6 +186,27 @@ def test_values_that_come_late_are_written_in_order_and_not_waited_for() -> None
     assert writer.steps == [1, 2, 3, 4, 5]
 
 
+def test_a_step_that_is_still_running_is_not_waited_for() -> None:
+    """The step takes some tenths of a second, and its call returns at once."""
+
+    def slow(state: Any, batch: Any) -> Any:
+        product = jax.lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ batch), state)
+        return product, {"sum": product.sum()}
+
+    batch, writer = jnp.ones((1000, 1000)) / 1000, Kept()
+    step: Any = jf.distribute(
+        slow, (batch, batch), jf.DistributedStrategy(mode="single", donate=False)
+    )
+    state, metrics = step(batch, batch)
+    jax.block_until_ready(metrics)
+    with step.log_to(writer):
+        _, metrics = step(state, batch)
+        assert not metrics["sum"].is_ready()
+        assert writer.steps == []
+    assert writer.steps == [2]
+    assert own(writer.written[0][1]) == {"sum": float(metrics["sum"])}
+
+
 def test_all_but_scalars_is_left_out() -> None:
     writer = Kept()
     scalars, made = log(writer)
