@@ -64,7 +64,7 @@ class ScalarMetrics:
             self._named = ScalarNames(names, leaves)
         newest = StepScalars(self.step, self._named, [leaves[at] for at in self._named.places])
         _, waiting, ready = self._kept
-        if waiting is None or waiting.is_ready:
+        if waiting is None or waiting.seems_ready:
             waiting, ready = newest, waiting
         self._kept = newest, waiting, ready
         for listener in self.listeners:
@@ -118,6 +118,11 @@ class StepScalars:
     def is_ready(self) -> bool:
         """Whether all are computed, as far as this process has them."""
         return all(map(_is_ready, self.leaves))
+
+    @property
+    def seems_ready(self) -> bool:
+        """Whether the last is computed, and so probably all: to ask 100 takes 30 us."""
+        return not self.leaves or _is_ready(self.leaves[-1])
 
     def read(self) -> dict[str, float]:
         """Returns the values, after waiting for them; those that cannot be read are left out."""

@@ -132,6 +132,15 @@ def test_the_newest_computed_step_is_read_and_none_is_waited_for() -> None:
     assert scalars.latest().step in {1, 2}  # the second step need not be kept
 
 
+def test_a_step_of_which_only_some_values_are_computed_is_not_read() -> None:
+    scalars, early, late = ScalarMetrics(), Computing(1.0), Computing(2.0)
+    scalars.note([early, late], ("metrics/early", "metrics/late"))
+    late.done = True
+    for _ in range(3):
+        noted(scalars, 3.0)
+    assert scalars.latest() == Scalars(0, {})
+
+
 def test_steps_that_are_always_in_flight_are_read_some_time() -> None:
     scalars, made, read = ScalarMetrics(), list[Computing](), []
     for step in range(1, 41):
