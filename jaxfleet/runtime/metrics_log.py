@@ -17,7 +17,7 @@ from jaxfleet.observability.notices import alert
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics, StepScalars, value_of
 
 STATISTICS = "jaxfleet/"  # before the names of a step's own statistics
-_FLUSH_S = 5.0
+_FLUSH_S = 5.0  # between writes to disk, for a board that watches and a process that is killed
 _FILES = itertools.count()  # of this process, so that two logs of one second differ
 
 
@@ -51,13 +51,10 @@ class TensorBoardWriter:
             for name, value in scalars.items()
         ]
         now = time.time()
-        event = self._board.Event(
-            step=step, wall_time=now, summary=self._board.Summary(value=values)
-        )
+        summary = self._board.Summary(value=values)
+        event = self._board.Event(step=step, wall_time=now, summary=summary)
         self._file.write_event(event)
-        if (
-            now - self._flushed >= _FLUSH_S
-        ):  # for a board that watches, and a process that is killed
+        if now - self._flushed >= _FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
