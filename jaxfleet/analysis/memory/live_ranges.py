@@ -11,6 +11,7 @@ no bytes, and its operands stay alive until its readers have run.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.analysis.memory.costs import TemporaryBytes
@@ -89,10 +90,28 @@ def _in_order(first: Iterable[str], more: Iterable[str]) -> list[str]:
     return [*named, *sorted(set(more) - named.keys())]
 
 
+class InnerValue(NamedTuple):
+    """A temporary of a sub-block over the operators of a turn."""
+
+    block: int
+    name: str
+    bytes: int
+    first: int  # the place in the turn that writes it
+    behind: int  # the place after its last use
+
+
+class Turn(NamedTuple):
+    """One turn of sub-blocks: of several of which one runs, the one that takes the most."""
+
+    ops: Sequence[tuple[int, int, int]]  # block, place, and the bytes alive inside as it runs
+    values: Sequence[InnerValue]
+
+
 class InnerPeaks:
     """The peak bytes of an operator's sub-blocks on their own while it runs."""
 
     def __init__(self, program: Program, counted: TemporaryBytes) -> None:
+        self._program = program
         self._counted = counted
         self._uses = OuterUses(program)
         self._of_block: dict[int, int] = {}
@@ -102,6 +121,38 @@ class InnerPeaks:
     def of(self, blocks: Iterable[int]) -> int:
         """Returns the peak of sub-blocks of which one runs at a time."""
         return max((self._of_block[index] for index in blocks), default=0)
+
+    def turn(self, blocks: Iterable[int]) -> Turn:
+        """Returns one turn of sub-blocks, and of those inside them; its peak is what `of` says."""
+        index = max(blocks, key=lambda each: self._of_block[each])
+        block = self._program.blocks[index]
+        born, dies = _spans(block, self._uses)
+        sizes = {name: self._counted.of(name, block) for name in born}
+        change = [0] * (len(block.ops) + 2)  # of the bytes alive, before each operator
+        for name, size in sizes.items():
+            change[born[name]] += size
+            change[dies[name] + 1] -= size
+        ops: list[tuple[int, int, int]] = []
+        values: list[InnerValue] = []
+        starts: list[int] = []
+        for place, (op, alive) in enumerate(zip(block.ops, accumulate(change), strict=False)):
+            starts.append(len(ops))
+            if not op.blocks:
+                ops.append((index, place, alive))
+                continue
+            inside = self.turn(op.blocks)
+            values += [
+                value._replace(first=value.first + len(ops), behind=value.behind + len(ops))
+                for value in inside.values
+            ]
+            ops += [(number, at, alive + more) for number, at, more in inside.ops]
+        starts += [len(ops)] * 2
+        values += [
+            InnerValue(index, name, size, starts[born[name]], starts[dies[name] + 1])
+            for name, size in sizes.items()
+            if size
+        ]
+        return Turn(ops, values)
 
     def _peak(self, block: Block) -> int:
         born, dies = _spans(block, self._uses)
