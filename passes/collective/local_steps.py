@@ -76,11 +76,13 @@ class TrainApart(Pass):
     def run(self, program: Program) -> Program:
         check_devices(program, self.name, self.devices)
         mesh, cut = mesh_of(program, self.devices)
-        held, plan = _held(program, mesh, cut)
+        held, plan = plan_apart(program, mesh, cut)
         return device_program(program, plan, mesh, cut, lambda op: made_by(op, self), held=held)
 
 
-def _held(program: Program, mesh: Mesh, cut: dict[str, int]) -> tuple[StateSharding, ShardingPlan]:
+def plan_apart(
+    program: Program, mesh: Mesh, cut: dict[str, int]
+) -> tuple[StateSharding, ShardingPlan]:
     """Returns the state that diverges between devices, and the plan of the step with it."""
     local = _reaching_state(program, mesh)
     held = StateSharding()
