@@ -240,7 +240,8 @@ PUBLIC = {
         Server ServerCore ServerOptions
     """,
     "jaxfleet.report": """
-        build_report History of_program of_record read_folders render Report StageRecord
+        build_report History Measured of_program of_record read_folders render Report StageRecord
+        write_report
     """,
     "jaxfleet.runtime": """
         DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep TrainingStep Twin

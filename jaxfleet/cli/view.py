@@ -3,6 +3,7 @@
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from jaxfleet.cli.files import STDIN, read_programs, shown
 from jaxfleet.cli.scripts import run_script, split_arguments
 from jaxfleet.env import dumping_to
 from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Program
+from jaxfleet.ir.source_excerpts import excerpts
 from jaxfleet.pipeline import dump_folders
-from jaxfleet.report import History, build_report, of_program, read_folders, render
+from jaxfleet.report import History, build_report, of_program, read_folders, write_report
 
 _USAGE = """\
 jaxfleet view [-o FILE] [--run-all] SCRIPT [ARGS...]
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     elif target.suffix == ".py":
         status, histories = _of_script(args.target, args.args, run_all=args.run_all)
     else:
-        histories = [of_program(program, shown(args.target)) for program in _read(args.target)]
+        histories = [_of_text(program, shown(args.target)) for program in _read(args.target)]
     if not histories:
         log(f"no pipeline ran in {args.target}, so there is nothing to report")
         return status
@@ -75,6 +78,15 @@ def _read(name: str) -> Sequence[Any]:
     if name != STDIN and not Path(name).exists():
         raise ProgramError(f"there is no {name}", hint="give a script, a folder or a program")
     return read_programs(name)
+
+
+def _of_text(program: Program, label: str) -> History:
+    """Returns the history of a program's text, with the lines of files of the current folder."""
+    sources = excerpts(program, Path.cwd())
+    if not sources:
+        return of_program(program, label)
+    said = f"of {', '.join(sorted(sources))} in the current folder, as they are now"
+    return replace(of_program(program, label), sources=sources, facts=[("your lines", said)])
 
 
 def _of_script(script: str, args: Sequence[str], *, run_all: bool) -> tuple[int, list[History]]:
@@ -92,8 +104,8 @@ def _stem(target: str) -> str:
 
 
 def _write(histories: Sequence[History], path: Path) -> None:
-    text = render(build_report(histories))
-    path.write_text(text, encoding="utf-8")
+    size = write_report(build_report(histories), path)
     operators = sum(history.last.op_count for history in histories)
     count = f"{len(histories)} program{'s' * (len(histories) != 1)}"
-    print(f"{path}: {count}, {operators} operators, {len(text) / 1e6:.2f} MB")
+    say = print if path.is_file() else log  # the report itself may go to standard output
+    say(f"{path}: {count}, {operators} operators, {size / 1e6:.2f} MB")

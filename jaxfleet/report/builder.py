@@ -16,6 +16,7 @@ from jaxfleet.report.facts import (
     memory_curves,
     size_or_none,
     sizes_of,
+    step_work,
 )
 from jaxfleet.report.history import History
 from jaxfleet.report.journeys import ServerProgram, journeys_of, server_program
@@ -95,7 +96,7 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
     facts, notes = [*heading_facts(history), *history.facts], list(history.notes)
     memory: tuple[MemoryCurve, ...] = ()
     journeys: tuple[Journey, ...] = ()
-    traffic, role = Traffic(), _role(history.last)
+    traffic, role, work = Traffic(), _role(history.last), None
     if broken := _broken(history):
         notes.append(broken)
     else:
@@ -103,6 +104,7 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
         if unlabelled := add_labels(lineage, history):
             facts.append(("placement", unlabelled))
         memory = memory_curves(lineage, history, sizes)
+        work = step_work(history.last, sizes, history.fetched)
         divides = role in {"step", "trainer"}
         groups = _groups(history.stages[0].program) if divides else None
         journeys = journeys_of(history, lineage, groups, servers) if divides else ()
@@ -130,6 +132,8 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
         journeys,
         traffic,
         _endpoint(history.last),
+        work,
+        history.measured,
     )
 
 

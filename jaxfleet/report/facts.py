@@ -1,17 +1,21 @@
 """Adds to lines what analyses find: shardings, flops, bytes, and memory over the step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jaxfleet.analysis.memory import memory_profile
-from jaxfleet.analysis.memory.costs import Costs, bytes_of
+from jaxfleet.analysis.memory.costs import Costs, TemporaryBytes, bytes_of
+from jaxfleet.analysis.memory.live_ranges import InnerPeaks
 from jaxfleet.analysis.sharding import ShardingPlan, StateSharding, mesh_of, propagate, summed_state
 from jaxfleet.analysis.sharding.layout_choices import shardable_state
 from jaxfleet.errors import JaxfleetError
-from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
+from jaxfleet.ir import Dim, Kind, Operator, Program, Variable, evaluate
 from jaxfleet.ir.program import Block
+from jaxfleet.passes.collective.local_steps import plan_apart
 from jaxfleet.report.history import History
 from jaxfleet.report.lineage import Lineage
 from jaxfleet.report.model import NONE, MemoryCurve
+from jaxfleet.report.rank_labels import rank_labels, ranks_of
 
 # What analyses raise for programs that nobody's step is: drawn ones, and texts edited by hand. A
 # report shows the rest of such a program.
@@ -93,15 +97,17 @@ def _moved(op: Operator, program: Program, block: Block, sizes: Mapping[str, int
 def add_labels(lineage: Lineage, history: History) -> str:
     """Sets how outputs lie on the devices; returns why that is not known, or an empty string."""
     at = history.divided_at
+    if at is None and ranks_of(history.last) > 1:
+        return _add_rank_labels(lineage, history)
     if at is None:
         return "no pass divides the values among devices"
     if at == 0:
         return "the one-device program is not among the stages, from which shardings follow"
     name = history.stages[at].name
-    if name not in {"grad_allreduce", "sharded_update"}:
+    if name not in {"grad_allreduce", "sharded_update", "train_apart"}:
         return f"shardings are not propagated through the pass {name}"
     try:
-        plan, held = _plan(history.stages[at - 1].program, history.stages[at].program, name)
+        held, plan = _plan(history.stages[at - 1].program, history.stages[at].program, name)
     except UNUSUAL as error:
         return f"shardings are not known: {error}"
     number = lineage.strings.number
@@ -130,14 +136,31 @@ def add_labels(lineage: Lineage, history: History) -> str:
     return ""
 
 
-def _plan(before: Program, after: Program, name: str) -> tuple[ShardingPlan, StateSharding]:
+def _plan(before: Program, after: Program, name: str) -> tuple[StateSharding, ShardingPlan]:
     devices = after.attrs["devices"]
     assert isinstance(devices, int)
     mesh, cut = mesh_of(before, devices)
+    if name == "train_apart":
+        return plan_apart(before, mesh, cut)
     held = summed_state(before)
     if name == "sharded_update":
         held = shardable_state(before, mesh, cut).held
-    return propagate(before, mesh, sharded_inputs=cut, held=held), held
+    return held, propagate(before, mesh, sharded_inputs=cut, held=held)
+
+
+def _add_rank_labels(lineage: Lineage, history: History) -> str:
+    """Sets what ranks have alike in a program of one of fluid's transpilers."""
+    program, places = history.last, lineage.places[-1]
+    try:
+        labels, state = rank_labels(program)
+    except UNUSUAL as error:
+        return f"what ranks have alike is not known: {error}"
+    number = lineage.strings.number
+    for place, found in labels.items():
+        lineage.lines[places[0, place]].labels = tuple(map(number, found))
+    for name, label in state.items():
+        lineage.lines[lineage.declarations[f"declaration {name}"]].labels = (number(label),)
+    return ""
 
 
 def _added(lineage: Lineage, at: int) -> Iterator[tuple[tuple[int, int], int]]:
@@ -169,28 +192,105 @@ def memory_curves(
     found = []
     if history.fitted_by in names:
         at = names.index(history.fitted_by) - 1
-        found.append(_curve(lineage, history, at, sizes, "without the budget"))
+        curve = _curve(lineage, history, at, sizes)
+        found.append((curve, "without the budget", history.xla_bytes_before))
     title = "with the budget" if found else "as it runs"
-    found.append(_curve(lineage, history, len(names) - 1, sizes, title))
-    return tuple(curve for curve in found if curve is not None and any(curve.bytes))
+    curve = _curve(lineage, history, len(names) - 1, sizes)
+    found.append((curve, title, history.xla_bytes))
+    return tuple(
+        replace(curve, title=title, xla_bytes=NONE if xla is None else xla)
+        for curve, title, xla in found
+        if curve is not None and any(curve.bytes)
+    )
 
 
 def _curve(
-    lineage: Lineage, history: History, stage: int, sizes: Mapping[str, int], title: str
+    lineage: Lineage, history: History, stage: int, sizes: Mapping[str, int]
 ) -> MemoryCurve | None:
-    program = history.stages[stage].program
+    """Returns the memory over the operators; those of a sub-block follow each other in one turn."""
+    program, places = history.stages[stage].program, lineage.places[stage]
+    keep = _existing(program, history.fetched)
     try:
-        profile = memory_profile(program, sizes, keep=_existing(program, history.fetched))
+        profile = memory_profile(program, sizes, keep=keep)
+        inner = InnerPeaks(program, TemporaryBytes(program, sizes, keep=keep))
     except UNUSUAL:
         return None
-    places = lineage.places[stage]
-    values = []
-    for value, span in zip(profile.values, profile.spans, strict=True):
-        if value.bytes:
-            variable = lineage.variable(program.lookup(value.name))
-            values.append((variable, value.bytes, *span, value.made))
-    ops = [places[0, place] for place in range(len(program.root.ops))]
-    return MemoryCurve(title, profile.bytes, ops, values)
+    size: list[int] = []
+    ops: list[int] = []
+    values: list[tuple[int, int, int, int, int]] = []
+    starts: list[int] = []
+    for place, op in enumerate(program.root.ops):
+        starts.append(len(ops))
+        if not op.blocks:
+            size.append(profile.bytes[place])
+            ops.append(places[0, place])
+            continue
+        base, turn = profile.bytes[place] - inner.of(op.blocks), inner.turn(op.blocks)
+        for value in turn.values:
+            variable = program.blocks[value.block].variables[value.name]
+            first, behind = starts[-1] + value.first, starts[-1] + value.behind
+            values.append((lineage.variable(variable), value.bytes, first, behind, first))
+        size += [base + alive for _, _, alive in turn.ops]
+        ops += [places[block, inside] for block, inside, _ in turn.ops]
+    starts.append(len(ops))
+    for kept, (begin, end) in zip(profile.values, profile.spans, strict=True):
+        if kept.bytes:
+            variable = program.lookup(kept.name)
+            made = starts[kept.made]
+            values.append(
+                (lineage.variable(variable), kept.bytes, starts[begin], starts[end], made)
+            )
+    return MemoryCurve("", size, ops, values)
+
+
+def step_work(
+    program: Program, sizes: Mapping[str, int], fetched: Sequence[str]
+) -> tuple[int, int] | None:
+    """Returns the flops and bytes of a step on one device; None if a size is unknown.
+
+    The flops are those of products, of a loop's body in every turn. A value that XLA keeps
+    (`memory_profile`) is written once and read by each of its readers, and so are parameters, state
+    and data; the values of a body are written and read once in every turn.
+    """
+    try:
+        costs, flops, moved = Costs(program, sizes), 0, 0
+        for op in program.root.ops:
+            flops += 2 * _products(costs, program, op, program.root, sizes)
+            moved += _body_bytes(program, op, sizes)
+            for name in (*op.reads, *op.writes):
+                variable = program.lookup(name)
+                moved += bytes_of(variable, sizes) if variable.kind is not Kind.TEMP else 0
+        profile = memory_profile(program, sizes, keep=_existing(program, fetched))
+    except UNUSUAL:
+        return None
+    return flops, moved + sum(value.bytes * (1 + len(value.reads)) for value in profile.values)
+
+
+def _products(
+    costs: Costs, program: Program, op: Operator, block: Block, sizes: Mapping[str, int]
+) -> int:
+    if not op.blocks:
+        return costs.products(op, block)
+    bodies = [program.blocks[index] for index in op.blocks]
+    inside = [
+        sum(_products(costs, program, each, body, sizes) for each in body.ops) for body in bodies
+    ]
+    return _turns(op, sizes) * max(inside)
+
+
+def _body_bytes(program: Program, op: Operator, sizes: Mapping[str, int]) -> int:
+    found = [0]
+    for index in op.blocks:
+        body = program.blocks[index]
+        inside = sum(_body_bytes(program, each, sizes) for each in body.ops)
+        made = [body.variables[x] for each in body.ops for x in each.writes if x in body.variables]
+        found.append(inside + 2 * sum(bytes_of(variable, sizes) for variable in made))
+    return _turns(op, sizes) * max(found)
+
+
+def _turns(op: Operator, sizes: Mapping[str, int]) -> int:
+    turns = op.attrs.get("length", 1)
+    return evaluate(turns, sizes) if isinstance(turns, int | Dim) else 1
 
 
 def _existing(program: Program, names: Sequence[str]) -> list[str]:

@@ -29,6 +29,27 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a step and its devices were measured to do.
+
+    Attributes:
+        flops_per_s: of one device, in a product of two matrices, while all devices work.
+        bytes_per_s: of one device, that a copy reads and writes, likewise.
+        device: what it is.
+        step_s: the median time of a call; None if it was not measured.
+        calls: the number of calls that were timed.
+        why_not: why it was not measured.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    device: str
+    step_s: float | None = None
+    calls: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
 class History:
     """The stages of one program, with what is known beyond them.
 
@@ -43,6 +64,9 @@ class History:
         budget_bytes: the memory budget; None without one.
         fitted_by: the first pass that the budget caused; empty without one.
         sources: the lines of the user's files, by path and number.
+        measured: times; None if nothing was measured.
+        xla_bytes: XLA's peak of the step as it runs; None if it has not compiled.
+        xla_bytes_before: likewise, without the memory budget.
     """
 
     label: str
@@ -55,6 +79,9 @@ class History:
     budget_bytes: int | None = None
     fitted_by: str = ""
     sources: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    measured: Measured | None = None
+    xla_bytes: int | None = None
+    xla_bytes_before: int | None = None
 
     @property
     def last(self) -> Program:

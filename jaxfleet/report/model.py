@@ -8,8 +8,10 @@ and for each pass only the difference between its order of lines and the order b
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
+
+from jaxfleet.report.history import Measured
 
 FORMAT = 1
 NONE = -1  # in columns of numbers: there is no such thing
@@ -133,10 +135,11 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Bytes alive over the operators of block 0 of one stage.
+    """Bytes alive over the operators of one stage: of block 0, and of a turn of its sub-blocks.
 
     Attributes:
         title: which program it is of.
+        xla_bytes: XLA's own peak of it; `NONE` if it is not known.
         bytes: by operator.
         ops: its line, by operator.
         values: (variable, bytes, first place, place after the last, place that makes it) of each;
@@ -147,6 +150,7 @@ class MemoryCurve:
     bytes: Sequence[int]
     ops: Sequence[int]
     values: Sequence[tuple[int, int, int, int, int]]
+    xla_bytes: int = NONE
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,8 @@ class ReportProgram:
         journeys: of each parameter.
         traffic: between trainers and servers.
         endpoint: of a server's program.
+        work: flops and bytes of a step on one device; None if they are not known.
+        measured: times; None if nothing was measured.
     """
 
     name: str
@@ -239,6 +245,8 @@ class ReportProgram:
     journeys: Sequence[Journey] = ()
     traffic: Traffic = field(default_factory=Traffic)
     endpoint: str = ""
+    work: tuple[int, int] | None = None
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)
@@ -293,6 +301,8 @@ def _program_json(program: ReportProgram) -> dict[str, Any]:
         "imagined": list(program.traffic.imagined),
         "no_traffic": program.traffic.why_none,
         "endpoint": program.endpoint,
+        "work": program.work,
+        "measured": None if program.measured is None else asdict(program.measured),
     }
 
 
@@ -346,6 +356,7 @@ def _memory_json(curve: MemoryCurve) -> dict[str, Any]:
         "bytes": list(curve.bytes),
         "ops": list(curve.ops),
         "values": list(curve.values),
+        "xla": curve.xla_bytes,
     }
 
 

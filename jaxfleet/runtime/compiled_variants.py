@@ -1,7 +1,7 @@
 """Compiled variants of a step: one for all batch sizes, or one for each."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.ops.basic import failed_check
 from jaxfleet.passes.pipelines import collective_pipeline, slicing_passes
 from jaxfleet.pipeline import Record
-from jaxfleet.report import History
+from jaxfleet.report import History, Measured
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import StepMemory
@@ -177,9 +177,23 @@ class Variants:
                 add_to_dump(made.dumps.folder, self._history(captured.rows))
         return self._made[captured.rows]
 
-    def histories(self) -> list[History]:
-        """Returns the history of every variant that was compiled, in that order."""
-        return [self._history(rows) for rows in self._made]
+    def histories(
+        self, ran: Sequence[Variant] = (), times: Mapping[int, Measured | None] | None = None
+    ) -> list[History]:
+        """Returns the history of every variant that was compiled, in that order.
+
+        Those that `ran` have XLA's memory, and `times` are measurements by variant.
+        """
+        found = []
+        for rows, made in self._made.items():
+            history = self._history(rows)
+            if any(made is variant for variant in ran) and made.tables is None:
+                captured = self._captures[rows]
+                peak = self._memory(captured, made, captured.signature.rows).peak().bytes
+                before = None if made.fit is None else int(made.fit.before)
+                history = replace(history, xla_bytes=peak, xla_bytes_before=before)
+            found.append(replace(history, measured=(times or {}).get(id(made))))
+        return found
 
     def _history(self, rows: int | None) -> History:
         captured, made = self._captures[rows], self._made[rows]

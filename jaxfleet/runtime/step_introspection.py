@@ -10,11 +10,13 @@ from jaxfleet.capture.signature import spec_of
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.compiled_variants import Variant, Variants
+from jaxfleet.report import Measured
+from jaxfleet.runtime.compiled_variants import Call, Variant, Variants
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
-from jaxfleet.runtime.step_inputs import type_of
-from jaxfleet.runtime.step_state import AuxiliaryState
+from jaxfleet.runtime.step_inputs import place_batch, type_of
+from jaxfleet.runtime.step_state import AuxiliaryState, LastState
+from jaxfleet.runtime.step_timing import measured, zeros
 from jaxfleet.runtime.step_view import write_view
 from jaxfleet.strategy import DistributedStrategy
 
@@ -36,6 +38,7 @@ class StepViews:
     _variants: Variants
     _example: Variant
     _held: AuxiliaryState | None
+    _calls: dict[tuple[Any, ...], Call]
 
     @property
     def program(self) -> Program:
@@ -126,7 +129,7 @@ class StepViews:
         """Returns about twenty lines on the decisions made, and why."""
         return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
 
-    def view(self, path: str | Path) -> Path:
+    def view(self, path: str | Path, *, measure: int = 0) -> Path:
         """Writes a report of the step, of every batch size that was compiled; returns its path.
 
         The report is one HTML file that needs no network; see `docs/view.md`. `jaxfleet view` makes
@@ -134,19 +137,42 @@ class StepViews:
 
         Args:
             path: a file, replaced if it exists.
+            measure: how many calls to time, for predicted against measured time; the default is
+                none. They compute with zeros of the example's types, apart from the training state.
         """
-        return write_view(path, self._variants.histories())
+        timing = self._measured(measure) if measure else None
+        ran = [call.variant for call in self._calls.values()]
+        return write_view(path, self._variants.histories(ran, {id(self._example): timing}))
+
+    def _measured(self, calls: int) -> Measured:
+        own = [device for device in self.devices if device.process_index == jax.process_index()]
+        return measured(own, self._made_up, calls)
+
+    def _made_up(self) -> tuple[Any, Any, Any]:
+        """Returns the step as a function, and a state and a batch of zeros."""
+        if any(device.process_index != jax.process_index() for device in self.devices):
+            what = "the devices of other processes would have to run it too"
+            raise StrategyError(what, hint="measure a step of one process")
+        self._executable_is_one()
+        state, batch = map(zeros, self.example_types())
+        data, tree = jax.tree_util.tree_flatten(batch)
+        shardings = self._example.lowered.batch_shardings
+        data = place_batch(data, shardings, state=LastState())
+        return self.compiled, state, _unflatten(tree, data)
 
     def __repr__(self) -> str:
         mode, count = self.strategy.mode, len(self.devices)
         return f"Step('{self.program.name}', mode='{mode}', devices={count})"
 
     def _executable(self) -> Any:
+        self._executable_is_one()
+        return self.lower().compile()  # jax caches the compilation, for this and for the call
+
+    def _executable_is_one(self) -> None:
         if any(op.type == "cut" for op in self.program.root.ops):
             what = f"'{self.program.name}' runs as several executables, and xla speaks of one"
             hint = "step.memory_report() says what they take; step.lower() lowers all as one"
             raise StrategyError(what, hint=hint)
-        return self.lower().compile()  # jax caches the compilation, for this and for the call
 
 
 def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:

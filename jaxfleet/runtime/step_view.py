@@ -8,7 +8,7 @@ from typing import Any
 from jaxfleet.capture import Captured
 from jaxfleet.ir import Program
 from jaxfleet.pipeline import Record, write_facts
-from jaxfleet.report import History, build_report, of_program, of_record, render
+from jaxfleet.report import History, build_report, of_program, of_record, write_report
 from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.strategy import DistributedStrategy
 
@@ -57,7 +57,7 @@ def write_view(
     """Writes the report of a step, and of programs that other processes run; returns its path."""
     programs = [*histories, *map(of_program, beside)]
     target = Path(path)
-    target.write_text(render(build_report(programs)), encoding="utf-8")
+    write_report(build_report(programs), target)
     return target
 
 

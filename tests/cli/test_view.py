@@ -52,6 +52,46 @@ def test_the_report_of_a_script_that_is_named_by_a_relative_path_has_its_lines(
     assert 'halved = state[\\"w\\"] * 0.5' in (tmp_path / "train.html").read_text()
 
 
+TEXT = """program p
+  param w: f32[]
+  block 0
+    optimize
+      w = jax.neg(w)  # {file}:2, in step
+"""
+
+
+def test_a_text_has_the_lines_of_files_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "model.py").write_text("# one\nw = -w  # the user's\n")
+    (tmp_path / "secret.py").write_text("\nPASSWORD = 'x'\n")
+    (tmp_path / "app" / "key.pem").write_text("\nPASSWORD = 'x'\n")
+    for folder, file, found in (
+        (tmp_path, "app/model.py", True),
+        (tmp_path / "app", "app/model.py", True),
+        (tmp_path / "app", "../secret.py", False),
+        (tmp_path, "app/key.pem", False),
+        (tmp_path, "app/missing.py", False),
+    ):
+        (folder / "step.txt").write_text(TEXT.replace("{file}", file))
+        monkeypatch.chdir(folder)
+        assert main(["view", "step.txt"]) == 0
+        page = (folder / "step.html").read_text()
+        assert ("w = -w  # the user's" in page) == found, (folder, file)
+        assert ("in the current folder, as they are now" in page) == found
+        assert "PASSWORD" not in page
+
+
+def test_a_report_can_go_to_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "step.txt").write_text(str(deep_step(1)))
+    command = [sys.executable, "-m", "jaxfleet", "view", "-o", "/dev/stdout", "step.txt"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("<!doctype html>")
+    assert run.stdout.rstrip().endswith("</html>")
+    assert "/dev/stdout: 1 program, " in run.stderr
+
+
 def test_a_dump_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dump(tmp_path / "dumps")
     assert main(["view", "-o", str(tmp_path / "r.html"), str(tmp_path / "dumps")]) == 0

@@ -1,17 +1,22 @@
 """What a report says of operators, parameters, memory and traffic."""
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
+import jaxfleet as jf
 from jaxfleet.analysis.memory import memory_profile
 from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
 from jaxfleet.analysis.placement.transfer_plan import transfer_plan
-from jaxfleet.passes import Dispatch, SliceVar
-from jaxfleet.report import build_report, of_program
+from jaxfleet.ir import parse
+from jaxfleet.passes import Dispatch, SliceVar, TrainApart
+from jaxfleet.pipeline import Record, run_pipeline
+from jaxfleet.report import History, build_report, of_program, of_record
 from tests.report.decoding import data_of, orders
 from tests.report.drawn import WIDTH, deep_history, deep_step, server_histories
+from tests.shared_zoo import built_zoo
 
 ROWS = 32  # of one device, of 128 over four
 
@@ -55,6 +60,75 @@ def test_memory_is_the_profiles(data: Any) -> None:
     profile = memory_profile(history.last, {"b": ROWS})
     assert curve["bytes"] == list(profile.bytes)
     assert [value[4] for value in curve["values"]] == [x.made for x in profile.values if x.bytes]
+
+
+def test_memory_has_the_operators_of_sub_blocks() -> None:
+    built = built_zoo("scanned_norm")
+    captured = jf.capture(built.train_step, example=(built.state, built.batch(0, 8)))
+    history = replace(of_program(captured.program), rows=8)
+    data = data_of(build_report([history]))["programs"][0]
+    (curve,) = data["memory"]
+    rows = dict.fromkeys(data["sizes"], 8)
+    assert max(curve["bytes"]) == memory_profile(captured.program, rows).peak
+    inside = sum(len(block.ops) for block in captured.program.blocks[1:])
+    assert len(curve["ops"]) == len(captured.program.root.ops) + inside - 2  # two loops
+    for variable, size, first, behind, made in curve["values"]:
+        assert 0 <= first < behind <= len(curve["ops"])
+        assert made <= first
+        assert data["variables"][variable][3] == size
+    alive = [0] * (len(curve["ops"]) + 1)
+    for _, size, first, behind, _ in curve["values"]:
+        alive[first] += size
+        alive[behind] -= size
+    assert list(accumulate(alive))[:-1] == curve["bytes"]
+
+
+def test_state_that_devices_have_apart_is_varying() -> None:
+    record = Record()
+    run_pipeline(deep_step(2), [TrainApart(devices=4)], instruments=[record])
+    data = data_of(build_report([History("apart", of_record(record), rows=128)]))
+    program, strings = data["programs"][0], data["strings"]
+    lines = [program["lines"][n] for n in list(orders(program))[-1]]
+    of_kind = {
+        strings[x[1][-1][2]]: {strings[n] for n in x[9]} for x in lines if x[0] == 3 and len(x) > 9
+    }
+    assert of_kind["param"] == {"varying"}
+    assert {strings[n] for x in lines_of(data, "jax.tanh") for n in x[9]} == {"sharded(0)"}
+
+
+RANKS = """program p {nranks=2, rank=0, role="collective"}
+  param w: f32[3]
+  state rate: f32[1]
+  data  x: f32[3]
+  block 0
+    forward
+      loss: f32[3] = elementwise_mul(w, x)
+    backward
+      w@GRAD: f32[3] = elementwise_mul(loss, x)
+      w@GRAD = c_allreduce_sum(w@GRAD)
+    optimize
+      half: f32[1] = scale(rate)
+      w = elementwise_sub(w, w@GRAD)
+"""
+
+
+@pytest.mark.parametrize(("reduced", "state"), [(True, "replicated"), (False, "varying")])
+def test_ranks_of_fluid_have_alike_what_a_collective_made(reduced: bool, state: str) -> None:
+    lines = RANKS.splitlines(keepends=True)
+    text = "".join(line for line in lines if reduced or "c_allreduce" not in line)
+    data = data_of(build_report([of_program(parse(text))]))
+    program, strings = data["programs"][0], data["strings"]
+    found = {}
+    for number in list(orders(program))[-1]:
+        line = program["lines"][number]
+        if len(line) > 9:
+            version = line[1][-1]
+            found[program["variables"][version[3][0]][0], line[0]] = strings[line[9][0]]
+    assert found["w", 3] == state
+    assert found["x", 3] == "varying"
+    assert found["loss", 0] == "varying"
+    assert found["half", 0] == "replicated"
+    assert found["w", 0] == state
 
 
 def test_memory_is_shown_with_and_without_a_budget() -> None:

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 
 import jaxfleet as jf
@@ -31,6 +33,45 @@ def test_a_step_writes_a_report_of_itself(tmp_path: Path) -> None:
     (file, *_) = program["files"]
     assert file[1], "the user's lines"
     assert program["memory"]
+
+
+def test_a_measured_step_shows_predicted_and_measured_time(tmp_path: Path) -> None:
+    step, state = distributed()
+    before = jax.tree_util.tree_map(np.array, state)
+    step.view(tmp_path / "step.html", measure=3)
+    (program,) = programs_in(tmp_path / "step.html")
+    assert program["measured"]["calls"] == 3
+    assert program["measured"]["step_s"] > 0
+    assert program["measured"]["flops_per_s"] > 1e6
+    assert program["measured"]["bytes_per_s"] > 1e6
+    assert min(program["work"]) > 0
+    jax.tree_util.tree_map(np.testing.assert_array_equal, before, state)
+    twin, other = distributed()
+    one, two = step(state, rows(8)), twin(other, rows(8))  # the measured step trains as any
+    jax.tree_util.tree_map(np.testing.assert_array_equal, one, two)
+
+
+def test_a_step_that_cannot_be_measured_says_why(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    apart = jf.DistributedStrategy(communication="local_sgd")
+    step = jf.distribute(training(tx), (start(tx), rows(8)), strategy=apart)
+    assert isinstance(step, jf.Step)
+    step.view(tmp_path / "step.html", measure=3)
+    (program,) = programs_in(tmp_path / "step.html")
+    assert program["measured"]["step_s"] is None
+    assert "holds more than its state" in program["measured"]["why_not"]
+
+
+def test_a_step_that_ran_shows_the_memory_that_xla_counts(tmp_path: Path) -> None:
+    step, state = distributed()
+    step.view(tmp_path / "before.html")
+    (program,) = programs_in(tmp_path / "before.html")
+    assert program["memory"][-1]["xla"] == -1
+    assert program["measured"] is None
+    step(state, rows(8))
+    step.view(tmp_path / "after.html")
+    (program,) = programs_in(tmp_path / "after.html")
+    assert program["memory"][-1]["xla"] == step.memory_report().after_bytes
 
 
 def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:

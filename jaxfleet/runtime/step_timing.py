@@ -1,0 +1,76 @@
+"""Times of a step for its report: of calls with made-up inputs, and the rates of its devices."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfleet.errors import JaxfleetError
+from jaxfleet.report import Measured
+
+_TRIES = 4  # the fastest counts: the first compiles, and other work delays any of them
+_SIDES = {"cpu": 512}  # of the matrices of a product; a larger device needs larger ones
+_SIDE = 4096
+_COPIED = {"cpu": 4 << 20}  # elements of a copy
+_COPIED_ELSE = 64 << 20
+
+
+def measured(
+    devices: Sequence[Any],
+    inputs: Callable[[], tuple[Callable[..., Any], Any, Any]],
+    calls: int,
+) -> Measured:
+    """Returns the rates of devices and the time of a step.
+
+    Args:
+        devices: the step's, all of this process.
+        inputs: returns the step as a function, a state and a batch that nothing else uses; or
+            raises why there is none.
+        calls: how often the step is timed, after a call that compiles it.
+    """
+    flops_per_s, bytes_per_s = _rates(devices)
+    device = f"{len(devices)} x {devices[0].device_kind}"
+    try:
+        times = _times(*inputs(), calls)
+    except (JaxfleetError, TypeError, ValueError) as error:
+        return Measured(flops_per_s, bytes_per_s, device, why_not=str(error))
+    return Measured(flops_per_s, bytes_per_s, device, median(times), calls)
+
+
+def _times(step: Callable[..., Any], state: Any, batch: Any, calls: int) -> list[float]:
+    found = []
+    for _ in range(calls + 1):
+        begin = time.perf_counter()
+        state, metrics = step(state, batch)
+        jax.block_until_ready((state, metrics))
+        found.append(time.perf_counter() - begin)
+    return found[1:]
+
+
+def zeros(types: Any) -> Any:
+    """Returns arrays of zeros of these types."""
+    return jax.tree_util.tree_map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), types)
+
+
+def _rates(devices: Sequence[Any]) -> tuple[float, float]:
+    """Returns the flops and the bytes a second of one device while all of them work."""
+    kind = devices[0].platform
+    side, count = _SIDES.get(kind, _SIDE), _COPIED.get(kind, _COPIED_ELSE)
+    product, copy = jax.jit(jnp.matmul), jax.jit(jnp.negative)
+    matrices = [jax.device_put(jnp.ones((side, side)), device) for device in devices]
+    arrays = [jax.device_put(jnp.ones(count), device) for device in devices]
+    of_product = _fastest(lambda: [product(matrix, matrix) for matrix in matrices])
+    of_copy = _fastest(lambda: [copy(array) for array in arrays])
+    return 2 * side**3 / of_product, 2 * 4 * count / of_copy
+
+
+def _fastest(run: Callable[[], Any]) -> float:
+    found = []
+    for _ in range(_TRIES):
+        begin = time.perf_counter()
+        jax.block_until_ready(run())
+        found.append(time.perf_counter() - begin)
+    return min(found)
