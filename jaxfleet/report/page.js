@@ -1,46 +1,25 @@
-// The state of the page, its address (#prog=..&view=..&pass=..&op=..), search, keys and printing.
+// The page: moves between states, draws the strip and the views; search, keys and printing.
 
 
-const EMPTY = { prog: 0, view: "overview", pass: NONE, op: NONE, param: NONE, line: NONE, file: NONE };
-let current = { ...EMPTY };
 let follow = () => {}; // moves the view to the current selection
-
-function program() { return PROGRAMS[current.prog]; }
 
 // Changes the state. `keep` leaves the view as it is and only moves its selection.
 function go(change, { keep = false, silent = false } = {}) {
   const before = current;
   current = { ...current, ...change };
-  if (change.op !== undefined && change.op !== NONE) Object.assign(current, { line: NONE, file: NONE });
+  if (change.op !== undefined && change.op !== NONE) Object.assign(current, { line: NONE, file: NONE, box: "" });
   if (current.prog !== before.prog && change.pass === undefined) current.pass = NONE;
+  if (current.prog !== before.prog) Object.assign(current, { box: "", fold: "" });
   const last = program().last;
   if (current.pass === NONE || current.pass > last) current.pass = last;
   if (!silent) history.pushState(null, "", address());
-  if (keep && before.view === current.view && before.prog === current.prog && before.pass === current.pass) follow();
+  const isSame = ["view", "prog", "pass", "fold"].every((part) => before[part] === current[part]);
+  if (keep && isSame) follow();
   else drawView();
   drawCard(program());
 }
-function address() {
-  const parts = Object.keys(EMPTY).filter((name) => current[name] !== EMPTY[name] || name === "view").map((name) => `${name}=${encodeURIComponent(current[name])}`);
-  return `#${parts.join("&")}`;
-}
-function fromAddress() {
-  const found = { ...EMPTY }, given = new URLSearchParams(location.hash.slice(1));
-  for (const name of Object.keys(EMPTY)) {
-    if (!given.has(name)) continue;
-    const value = given.get(name);
-    found[name] = name === "view" ? (value in VIEWS ? value : EMPTY.view) : /^\d+$/.test(value) ? Number(value) : NONE;
-  }
-  if (!PROGRAMS[found.prog]) found.prog = 0;
-  const it = PROGRAMS[found.prog];
-  if (given.has("pass") && found.pass === NONE) found.pass = it.stages.findIndex((stage) => stage.name === given.get("pass"));
-  if (given.has("op") && found.op === NONE) found.op = it.lines.findIndex((_, line) => it.isOp(line) && it.outputs(line, it.birth(line)).some((number) => it.variables[number][0] === given.get("op")));
-  if (found.op >= it.lines.length) found.op = NONE;
-  if (found.param >= it.raw.journeys.length) found.param = NONE;
-  if (found.file >= it.raw.files.length) Object.assign(found, { file: NONE, line: NONE });
-  if (given.has("param") && found.param === NONE) found.param = it.raw.journeys.findIndex((journey) => it.variables[journey[0]][0] === given.get("param"));
-  if (!given.has("view")) found.view = given.has("pass") ? "passes" : found.op !== NONE ? "operators" : found.param !== NONE ? "parameters" : found.view;
-  current = found;
+function showAddress() {
+  current = fromAddress();
   go({}, { silent: true });
 }
 
@@ -70,11 +49,11 @@ function drawStrip(it) {
     const parts = did(it, number);
     if (seconds(stage.s) && number) parts.append(make("span", {}, seconds(stage.s)));
     return make("button", { type: "button", class: same ? "stage same" : "stage", title: `${stage.options || stage.name}: ${count(stage.counts[COUNTS.all], "operator")}`, "aria-current": current.pass === number ? "true" : undefined,
-      on: { click: () => go({ view: ["operators", "modules"].includes(current.view) ? current.view : "passes", pass: number }) } },
+      on: { click: () => go({ view: ["operators", "modules", "graph"].includes(current.view) ? current.view : "passes", pass: number }) } },
     make("span", { class: "name" }, stage.name), parts, time);
   }));
   const chosen = strip.children[current.pass];
-  if (chosen) strip.scrollLeft = Math.max(0, chosen.offsetLeft - strip.clientWidth / 2);
+  if (chosen) strip.scrollTop = Math.max(0, chosen.offsetTop - strip.offsetTop - 8);
 }
 
 // --- search -------------------------------------------------------------------------------------
@@ -137,7 +116,7 @@ function setUpSearch() {
 
 // --- keys, help, printing -------------------------------------------------------------------------
 
-const KEYS = [["/", "search"], ["[ ]", "the pass before, the pass behind"], ["j k, arrows", "the next or last row of a list"], [`1 to ${Object.keys(VIEWS).length}`, "the views, from the left"], ["Esc", "drop the selection"], ["Backspace", "back to what was shown before"], ["?", "this list"]];
+const KEYS = [["/", "search"], ["[ ]", "the pass before, the pass behind"], ["j k, arrows", "the next or last row of a list"], [`1 to ${Object.keys(VIEWS).length}`, "the views, from the left"], ["arrows, Enter, p", "in the graph: the next box that way, open or close it, the box around it"], ["+ \u2212 0, Shift and arrows", "in the graph: larger, smaller, all of it; move"], ["Esc", "drop the selection"], ["Backspace", "back to what was shown before"], ["?", "this list"]];
 const SIGNS = [["+ \u2212 ~ \u203a :", "added, removed, changed, moved, and changed in types alone"], ["R", "replicated: every device has all of it"], ["S0", "sharded: each device has its part of axis 0"], ["P+", "partial: each device has a summand"], ["V", "varying: each device has its own"]];
 function setUpHelp() {
   const help = document.getElementById("help");
@@ -154,10 +133,10 @@ function setUpHelp() {
     else if (event.key === "?") help.showModal();
     else if (step) go({ pass: Math.max(0, Math.min(program().last, current.pass + step)), view: current.view === "overview" ? "passes" : current.view });
     else if (/^[1-9]$/.test(event.key) && views[event.key - 1]) go({ view: views[event.key - 1] });
-    else if (event.key === "Escape") go({ op: NONE, param: NONE, line: NONE }, { keep: true });
+    else if (event.key === "Escape") go({ op: NONE, param: NONE, line: NONE, box: "" }, { keep: true });
     else if (event.key === "Backspace") history.back();
     else if (["j", "k", "ArrowDown", "ArrowUp"].includes(event.key)) {
-      const list = document.querySelector("#panel .pane:last-child .list, #panel > .list");
+      const list = document.querySelector("#panel .pane:last-child .list, #panel > .list, #panel .canvas");
       if (!list) return;
       list.focus({ preventScroll: true });
       list.dispatchEvent(new KeyboardEvent("keydown", { key: event.key }));
@@ -194,9 +173,9 @@ function setUp() {
   });
   setUpSearch();
   setUpHelp();
-  window.addEventListener("popstate", fromAddress);
+  window.addEventListener("popstate", showAddress);
   window.addEventListener("beforeprint", preparePrint);
-  fromAddress();
+  showAddress();
   performance.mark("drawn");
   const warm = () => program().index.length;
   if (window.requestIdleCallback) window.requestIdleCallback(warm); else setTimeout(warm, 200);

@@ -2,12 +2,12 @@
 
 
 function drawCard(program) {
-  const card = document.getElementById("card");
+  const card = document.getElementById("card"), box = current.view === "graph" && lastGraph.boxes && lastGraph.boxes.byKey.get(current.box);
   const content = current.op !== NONE && program.lines[current.op] ? operatorCard(program, current.op)
     : current.param !== NONE && program.raw.journeys[current.param] ? journeyCard(program, program.raw.journeys[current.param])
-      : current.line !== NONE ? lineCard(program) : welcome(program);
-  const nothing = [current.op, current.param, current.line].every((x) => x === NONE);
-  document.querySelector("main").classList.toggle("bare", nothing && ["overview", "modules", "memory", "traffic", "programs"].includes(current.view));
+      : current.line !== NONE ? lineCard(program) : box ? boxCard(program, box, lastGraph.drawing) : welcome(program);
+  const nothing = !box && [current.op, current.param, current.line].every((x) => x === NONE);
+  document.querySelector("main").classList.toggle("bare", nothing && ["overview", "graph", "modules", "memory", "traffic", "programs"].includes(current.view));
   card.replaceChildren(...content.flat(2).filter((x) => x !== null && x !== undefined));
   card.scrollTop = 0;
 }
@@ -19,6 +19,7 @@ function welcome(program) {
     make("ul", { class: "way" },
       first > 0 ? make("li", {}, link(`what ${program.stages[first].name} changed`, () => go({ view: "passes", pass: first }))) : null,
       make("li", {}, link("your lines and their operators", () => go({ view: "operators" }))),
+      make("li", {}, link("the graph of the step", () => go({ view: "graph" }))),
       program.raw.journeys.length ? make("li", {}, link("the way of a parameter", () => go({ view: "parameters", param: 0 }))) : null,
       program.raw.memory.length ? make("li", {}, link("what takes the memory", () => go({ view: "memory" }))) : null,
       make("li", {}, link("what travels", () => go({ view: "traffic" }))))];
@@ -132,13 +133,13 @@ function journeyCard(program, [variable, stateBytes, state, steps]) {
     const there = other === undefined ? program : PROGRAMS[other];
     const open = () => go({ prog: there.number, view: other === undefined ? current.view : "operators", pass: there.nearest(line, there.last), op: line });
     const server = other !== undefined && line === NONE ? [" ", link("its program", () => go({ prog: other, view: "overview", pass: there.last, op: NONE }))] : [];
-    return make("li", { class: what }, make("b", {}, STATIONS[what] || what), line === NONE ? said : link(stationText(what, there, line, said), open, there.place(line)), server, line === NONE ? null : make("span", { class: "soft" }, ` ${there.place(line)}`));
+    return make("li", { class: what }, make("b", {}, STATIONS[what] || what), make("span", { class: "rest" }, line === NONE ? said : link(stationText(what, there, line, said), open, there.place(line)), server, line === NONE ? null : make("span", { class: "soft" }, ` ${there.place(line)}`)));
   };
   const updates = steps.filter((step) => step[0] === "update"), first = updates.slice(0, -4);
   const shown = steps.filter((step) => !first.includes(step));
   const at = shown.findIndex((step) => step[0] === "update");
   const items = shown.map(station);
-  if (first.length) items.splice(at, 0, make("li", {}, make("b", {}, STATIONS.update), link(`${count(first.length, "operator")} of the optimizer before these`, () => go({ view: "operators", pass: 0, op: first[0][1] }))));
+  if (first.length) items.splice(at, 0, make("li", {}, make("b", {}, STATIONS.update), make("span", { class: "rest" }, link(`${count(first.length, "operator")} of the optimizer before these`, () => go({ view: "operators", pass: 0, op: first[0][1] })))));
   return [make("h2", {}, plain(name)), make("div", { class: "badges" }, make("span", { class: "badge" }, make("span", { class: "t" }, text(type))), size === NONE ? null : make("span", { class: "badge" }, bytes(size)), make("span", { class: "badge" }, `${bytes(stateBytes)} of optimizer state`)),
     make("h3", {}, "Its way through a step"), make("ol", { class: "way" }, items),
     state.length ? [make("h3", {}, "Its optimizer state"), make("p", { class: "text" }, state.join("\n"))] : null];

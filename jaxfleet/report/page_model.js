@@ -4,7 +4,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const STRINGS = DATA.strings;
 const NONE = -1;
-const OP = 0, PROGRAM = 1, DECLARATION = 3; // kinds of lines; 2 is the heading of a block
+const OP = 0, PROGRAM = 1, BLOCK = 2, DECLARATION = 3; // kinds of lines: operators, headings, declarations
 const COUNTS = { added: 0, removed: 1, changed: 2, retyped: 3, moved: 4, all: 5 };
 
 class Program {
@@ -71,6 +71,13 @@ class Program {
   place(line) {
     const file = this.file(line);
     return file === NONE ? "" : `${this.raw.files[file][0]}:${this.row(line)}`;
+  }
+
+  // The text of a line of the user's file; empty if the report does not have it.
+  sourceText(file, row) {
+    if (file === NONE) return "";
+    this.sources ??= this.raw.files.map((each) => new Map(each[1]));
+    return (this.sources[file].get(row) || "").trim();
   }
 
   // Tokens [class, text] of a line as it prints; a type stands where a temporary is written.

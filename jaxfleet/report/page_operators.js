@@ -1,4 +1,4 @@
-// Views of operators and modules: your source, its operators, the tree of scopes.
+// The view of operators: your source, and the operators that come from each line.
 
 // --- operators: source, list, card ------------------------------------------------------------
 
@@ -130,72 +130,4 @@ function sourcePane(program, lines) {
       list.at(list.rows.findIndex((row) => row.number === number));
     },
   };
-}
-
-// --- modules ------------------------------------------------------------------------------------
-
-function modules(program, state) {
-  const stage = state.pass, root = { name: program.raw.name, path: "", children: new Map(), lines: [], deep: 0 };
-  for (const line of program.orders[stage]) {
-    if (!program.isOp(line)) continue;
-    let node = root;
-    node.lines.push(line);
-    const path = program.scope(line) || "(outside of modules)";
-    path.split("/").forEach((part, at, parts) => {
-      if (!node.children.has(part)) node.children.set(part, { name: part, path: parts.slice(0, at + 1).join("/"), children: new Map(), lines: [], deep: at + 1 });
-      node = node.children.get(part);
-      node.lines.push(line);
-    });
-  }
-  const opened = new Set([root]);
-  for (const child of root.children.values()) if (child.children.size < 60) opened.add(child);
-  const list = new List("Modules", (node, element) => {
-    element.classList.add("group");
-    const closed = !opened.has(node);
-    const arrow = node.children.size ? (closed ? "\u25b8" : "\u25be") : " ";
-    const name = make("span", { class: "line" }, `${arrow} ${node.name}`);
-    name.style.paddingLeft = `${node.deep * 20}px`;
-    element.append(name, ...share(program, node.lines), make("span", { class: "soft fixed" }, `${count(node.lines.length, "operator")}${flopsOf(program, node.lines)}`), make("span", { class: "soft fixed narrow" }, reached(program, node.lines, stage)));
-  }, (node) => {
-    if (node.children.size) { if (!opened.delete(node)) opened.add(node); fill(); }
-    else go({ view: "operators", op: node.lines[0], line: NONE });
-  });
-  list.quiet = true; // picking a module folds it
-  const fill = () => {
-    const rows = [];
-    const add = (node) => { rows.push(node); if (opened.has(node)) node.children.forEach(add); };
-    add(root);
-    list.set(rows);
-  };
-  fill();
-  return [
-    make("div", { class: "tool" }, make("h2", {}, "Modules, from jax's scopes"),
-      make("span", { class: "soft" }, "outputs that are Replicated, Sharded, Partial or Varying; operators; values that come in and go out")),
-    list.element,
-  ];
-}
-function share(program, lines) {
-  const found = new Map();
-  for (const line of lines) {
-    const [label] = program.labels(line);
-    if (label) { const { kind } = placement(label); found.set(kind, (found.get(kind) || 0) + 1); }
-  }
-  const title = [...found].map(([kind, n]) => `${n} ${kind}`).join(", ");
-  const bar = make("span", { class: "share", "aria-hidden": "true" }, [...found].map(([kind, n]) => {
-    const part = make("i", { class: kind });
-    part.style.flexGrow = n;
-    return part;
-  }));
-  return [bar, make("span", { class: "soft fixed mix", title }, [...found].map(([kind, n]) => `${kind[0].toUpperCase()} ${n}`).join(" "))];
-}
-function reached(program, lines, stage) {
-  const made = new Set(), read = new Set();
-  for (const line of lines) {
-    for (const number of program.inputs(line, stage)) if (!made.has(number)) read.add(number);
-    for (const number of program.outputs(line, stage)) made.add(number);
-  }
-  const inside = new Set(lines), { reads } = program.usesIn(stage);
-  let out = 0;
-  for (const number of made) if ((reads.get(program.variables[number][0]) || []).some((line) => !inside.has(line))) out++;
-  return `${read.size} in, ${out} out`;
 }

@@ -3,7 +3,7 @@
 
 const VIEWS = {
   overview: ["Overview", overview], passes: ["Passes", passes], operators: ["Operators", operators],
-  modules: ["Modules", modules], parameters: ["Parameters", parameters], memory: ["Memory", memory],
+  graph: ["Graph", graph], modules: ["Modules", modules], parameters: ["Parameters", parameters], memory: ["Memory", memory],
   traffic: ["Traffic", traffic], programs: ["Programs", programs],
 };
 
@@ -27,6 +27,7 @@ function overview(program) {
     tile(String(Math.max(0, made)), "operators made by passes"),
     tile(bytes(moving.reduce((sum, line) => sum + program.moves(line), 0)), `sent or reduced by ${moving.length} operators`),
     curve && tile(bytes(Math.max(...curve.bytes)), "memory at the peak, beside state and batch"),
+    raw.measured && raw.measured.step_s !== null && tile(seconds(raw.measured.step_s), `a step, measured; ${seconds(predicted(raw))} predicted`),
     spent > 0 && tile(seconds(spent), "in passes"),
   ].filter(Boolean);
   const sizes = Object.entries(raw.sizes);
@@ -44,7 +45,7 @@ function overview(program) {
   ], [1, 2, 3, 4, 5], () => go({ view: "passes", pass: number }))), [1, 2, 3, 4, 5]);
   const notes = raw.notes.length ? [sheet("Notes of the capture", decisions(raw.notes))] : [];
   return make("div", { class: "page" }, make("div", { class: "tiles" }, tiles), make("div", { class: "columns" },
-    sheet("Decisions, and why", said), make("div", { class: "lined" }, sheet("Passes", ran), ...notes.map(spaced), spaced(facts))));
+    sheet("Decisions, and why", said), make("div", { class: "lined" }, sheet("Passes", ran), ...[times(program)].filter(Boolean).map(spaced), ...notes.map(spaced), spaced(facts))));
 }
 function spaced(element) { element.style.marginTop = "14px"; return element; }
 

@@ -14,8 +14,13 @@ from jaxfleet.report.model import Report
 _SCRIPTS = (
     "page_model.js",
     "page_parts.js",
+    "page_addresses.js",
     "page_views.js",
     "page_operators.js",
+    "page_scopes.js",
+    "page_boxes.js",
+    "page_layout.js",
+    "page_graph.js",
     "page_costs.js",
     "page_card.js",
     "page.js",

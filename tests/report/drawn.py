@@ -1,5 +1,6 @@
 """Drawn programs for tests of reports: a deep step with any number of layers, and its passes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Role, Source, Variable
@@ -36,6 +37,12 @@ def deep_history(layers: int, *, servers: int = 0) -> History:
     record = Record()
     run_pipeline(deep_step(layers), passes, instruments=[record])
     return History("deep", of_record(record), rows=128, sources=_lines(layers))
+
+
+def without_scopes(program: Program) -> Program:
+    """Returns a program as jax traces one without Flax linen: it names no modules."""
+    ops = [replace(op, source=replace(op.source, scope="")) for op in program.root.ops]
+    return program.with_block(program.root.with_ops(ops))
 
 
 def server_histories(layers: int, servers: int) -> list[History]:

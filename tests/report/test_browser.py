@@ -13,7 +13,13 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.report import Report, build_report, of_program, render
-from tests.report.drawn import OPS_PER_LAYER, deep_history, server_histories
+from tests.report.drawn import (
+    OPS_PER_LAYER,
+    deep_history,
+    deep_step,
+    server_histories,
+    without_scopes,
+)
 from tests.report.test_render import HOSTILE, hostile_program
 from tests.shared_zoo import built_zoo
 from tests.zoo import ZOO
@@ -59,6 +65,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "servers": build_report([deep_history(3, servers=2), *server_histories(3, 2)]),
         "large": build_report([deep_history(LARGE_LAYERS)]),
         "hostile": build_report([hostile]),
+        "functions": build_report(
+            [replace(of_program(without_scopes(deep_step(2))), sources=small.sources)]
+        ),
     }
     folder = tmp_path_factory.mktemp("reports")
     for name, report in reports.items():
@@ -115,6 +124,7 @@ VIEWS = (
     "overview",
     "passes",
     "operators",
+    "graph",
     "modules",
     "parameters",
     "memory",
@@ -205,8 +215,8 @@ def test_an_address_leads_back_to_what_was_shown(visitor: Visitor, files: dict[s
     visitor.click(".stage", "grad_allreduce")
     visitor.click(".cell.added")
     address, card = visitor.page.evaluate("location.hash"), visitor.card
-    assert "pass=2" in address
-    assert "op=" in address
+    assert "pass=grad_allreduce" in address
+    assert "op=metrics/loss:c_allreduce_sum" in address
     visitor.open(files["small"])
     visitor.page.goto("about:blank")
     visitor.open(files["small"], address)
@@ -217,6 +227,138 @@ def test_an_address_leads_back_to_what_was_shown(visitor: Visitor, files: dict[s
     visitor.page.goto("about:blank")
     visitor.open(files["small"], "#pass=grad_allreduce")
     assert visitor.page.locator(".cell.added").count() > 0
+
+
+def test_every_line_has_an_address_of_its_own(visitor: Visitor, files: dict[str, Path]) -> None:
+    for name in ("servers", "zoo", "hostile"):
+        visitor.open(files[name])
+        for names in visitor.page.evaluate("PROGRAMS.map((each) => namesOf(each).op)"):
+            assert len(set(names)) == len(names), name
+    visitor.page.goto("about:blank")
+    visitor.open(files["small"], "#op=params/Dense_1/kernel@GRAD")
+    assert visitor.card.startswith("jax.dot_general")
+    visitor.page.goto("about:blank")
+    visitor.open(files["small"], "#op=params/Dense_1/kernel@GRAD:c_allreduce_sum")
+    assert visitor.card.startswith("c_allreduce_sum")
+
+
+def test_boxes_open_close_and_are_linked(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["large"], "#view=graph")
+    page = visitor.page
+    assert page.locator(".box.closed").count() > 3
+    assert page.locator(".link .label").count() > 3
+    run = ".box.closed >> nth=0"
+    name = page.locator(run).get_attribute("aria-label")
+    page.locator(f"{run} >> .toggle").click()
+    assert page.locator(f'.box[aria-label="{name}"]').get_attribute("aria-expanded") == "true"
+    page.locator(f'.box[aria-label="{name}"] .toggle').click()
+    assert page.locator(f'.box[aria-label="{name}"]').get_attribute("aria-expanded") == "false"
+    page.goto("about:blank")
+    visitor.open(files["large"], "#view=graph&op=params/Dense_77/kernel@GRAD")
+    assert page.locator(".box.on").count() == 1
+    label = str(page.locator(".box.on").get_attribute("aria-label"))
+    assert label.startswith("dot_general, f32[256,256] Dense_77/kernel@GRAD, partial")
+    assert page.locator(".box.on .mark").inner_html() == "P+"
+    assert page.locator(".curve.ins").count() == 2
+    visitor.click("#tab-operators")  # the same operator is selected there
+    assert "Dense_77/kernel@GRAD" in page.locator(".row.on").last.inner_text()
+
+
+def test_the_graph_is_used_by_keys_alone(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"], "#view=graph")
+    keys, page = visitor.page.keyboard, visitor.page
+    keys.press("j")
+    assert visitor.card.startswith("forward")
+    keys.press("Enter")
+    assert page.locator(".box.on").get_attribute("aria-expanded") == "false"
+    keys.press("ArrowDown")
+    assert visitor.card.startswith("backward")
+    assert page.locator(".box.on").get_attribute("aria-expanded") == "true"
+    keys.press("ArrowDown")
+    assert "box=backward/Deep" in page.evaluate("location.hash")
+    keys.press("p")
+    assert visitor.card.startswith("backward")
+    before = page.evaluate("lastGraph.drawing.scale")
+    keys.press("+")
+    assert page.evaluate("lastGraph.drawing.scale") > before
+    keys.press("0")
+    seen = page.evaluate("[lastGraph.drawing.boxes.root.height, lastGraph.drawing.region(0)[3]]")
+    assert seen[0] <= seen[1]
+
+
+def test_a_graph_is_drawn_the_same_each_time(visitor: Visitor, files: dict[str, Path]) -> None:
+    drawn = []
+    for _ in range(2):
+        visitor.page.goto("about:blank")
+        visitor.open(files["servers"], "#view=graph")
+        drawn.append(visitor.page.locator(".canvas").inner_html())
+    assert drawn[0] == drawn[1]
+
+
+def test_boxes_do_not_overlap(visitor: Visitor, files: dict[str, Path]) -> None:
+    for name in ("servers", "zoo"):
+        visitor.open(files[name], "#view=graph")
+        visitor.page.reload()
+        visitor.page.evaluate("for (let n = 0; n < 6; n++) lastGraph.drawing.openLevel()")
+        assert visitor.page.evaluate(OVERLAPS) == [], name
+    visitor.page.goto("about:blank")
+
+
+OVERLAPS = """() => lastGraph.boxes.all.filter((box) => {
+  const drawing = lastGraph.drawing, around = box.parent;
+  if (!drawing.open.has(around) || !around.parent) return false;
+  const beside = around.items.filter((each) => each !== box);
+  const above = (a, b) => a.y + a.height <= b.y, left = (a, b) => a.x + a.width <= b.x;
+  const apart = (a, b) => above(a, b) || above(b, a) || left(a, b) || left(b, a);
+  const ends = box.x + box.width <= around.width && box.y + box.height <= around.height;
+  const inside = box.x >= 0 && box.y >= 0 && ends;
+  return !inside || !beside.every((each) => apart(box, each));
+}).map((box) => box.key)"""
+
+
+def test_functions_fold_where_there_are_no_modules(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    visitor.open(files["functions"], "#view=modules")
+    assert "train_step()" in visitor.panel
+    assert "app/model.py:5" in visitor.panel
+    assert "x = layer_5(x)" in visitor.panel
+    visitor.click("#tab-graph")
+    assert visitor.page.locator(".box.open", has_text="train_step()").count() > 0
+    visitor.page.select_option("#panel select", "modules")
+    assert "fold=modules" in visitor.page.evaluate("location.hash")
+
+
+def test_a_large_graph_moves_and_opens_smoothly(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["large"], "#view=graph")
+    page, tries = visitor.page, []
+    for _ in range(TRIES):
+        page.reload()
+        opening = page.evaluate(OPENING)
+        tries.append([*opening, *page.evaluate(MOVING, 40)])
+    assert max(map(min, zip(*tries, strict=True))) <= FRAME_MS, tries
+    assert page.evaluate("performance.memory.usedJSHeapSize") < MOST_HEAP_BYTES
+
+
+OPENING = """() => [1, 2, 3].map(() => {
+  const start = performance.now();
+  document.querySelectorAll(".tool button")[0].click();
+  document.body.offsetHeight;
+  return performance.now() - start;
+})"""
+MOVING = """(steps) => new Promise((done) => {
+  const { drawing } = lastGraph, gaps = [];
+  let last = 0, step = 0;
+  const frame = (now) => {
+    if (last) gaps.push(now - last);
+    last = now;
+    if (step++ === steps) return done(gaps);
+    if (step % 4 === 0) drawing.zoom(step < steps / 2 ? 0.8 : 1.25);
+    else drawing.move(0, -200);
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+})"""
 
 
 def test_a_narrow_page_does_not_scroll_sideways(visitor: Visitor, files: dict[str, Path]) -> None:
