@@ -78,8 +78,13 @@ class Drawing {
         if (room >= 0) this.set(box, true);
       }
     });
-    this.left = this.size[0] / 2 - (this.at(nearest[0])[0] + nearest[0].width / 2) * this.scale;
+    this.show(this.highest(nearest[0]));
     this.place(true);
+  }
+  // The box that stands highest in a box and is closed: what a reader looks for first.
+  highest(box) {
+    while (this.open.has(box)) box = box.items.reduce((a, b) => (b.y < a.y ? b : a));
+    return box;
   }
   closeAll() {
     for (const box of [...this.open]) if (box.parent) this.set(box, false);

@@ -286,6 +286,26 @@ def test_the_graph_is_used_by_keys_alone(visitor: Visitor, files: dict[str, Path
     assert seen[0] <= seen[1]
 
 
+def test_opening_a_level_leaves_something_in_sight(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    visitor.page.set_viewport_size({"width": 700, "height": 600})
+    visitor.open(files["zoo"], "#view=graph&fold=functions")
+    for _ in range(3):
+        visitor.click("#panel .tool button", "Open a level")
+        sight = visitor.page.evaluate(IN_SIGHT)
+        assert sight > 0
+
+
+IN_SIGHT = """() => {
+  const edge = document.querySelector(".canvas").getBoundingClientRect();
+  return [...document.querySelectorAll(".box.op, .box.closed")].filter((box) => {
+    const at = box.getBoundingClientRect();
+    return at.bottom > edge.top && at.top < edge.bottom && at.right > 0 && at.left < edge.right;
+  }).length;
+}"""
+
+
 def test_a_graph_is_drawn_the_same_each_time(visitor: Visitor, files: dict[str, Path]) -> None:
     drawn = []
     for _ in range(2):
