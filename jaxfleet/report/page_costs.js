@@ -77,7 +77,7 @@ function times({ raw }) {
     ["predicted: their sum", "", "", guess === NONE ? "unknown" : make("b", {}, seconds(guess))],
     ["measured", "", real === null ? "" : `median of ${count(measured.calls, "call")}`, real === null ? make("b", {}, "not measured") : make("b", {}, seconds(real))],
   ];
-  const why = real !== null ? `Measured is ${(real / guess).toPrecision(2)} times what is predicted, on ${measured.device}. Messages between devices, and the time to start each operator, are not predicted.`
+  const why = real !== null ? `Measured is ${Number((real / guess).toPrecision(2))} times what is predicted, on ${measured.device}. Messages between devices, and the time to start each operator, are not predicted.`
     : measured ? `It could not be measured: ${measured.why_not}.` : "step.view(path, measure=10) of a running step times it, and the rates of its devices.";
   return sheet("Time of a step on one device: predicted and measured", table(["", "amount", "", "time"], rows, [1, 2, 3]), make("p", { class: "soft" }, why));
 }

@@ -198,6 +198,7 @@ function flopsText(count) {
 }
 function seconds(s) {
   if (s < 0) return "";
+  if (s && s < 9.5e-5) return `${Number((s * 1e6).toPrecision(2))} \u00b5s`;
   return s < 0.9995 ? `${Number((s * 1000).toPrecision(2))} ms` : `${Number(s.toPrecision(3))} s`;
 }
 function count(number, one, several) { return `${number.toLocaleString("en")} ${number === 1 ? one : several || one + "s"}`; }

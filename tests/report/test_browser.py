@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.report import Report, build_report, of_program, render
+from jaxfleet.report import Measured, Report, build_report, of_program, render
 from tests.report.drawn import (
     OPS_PER_LAYER,
     deep_history,
@@ -59,9 +59,11 @@ def browser() -> Iterator[Any]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Writes the reports that the tests open; `zoo` is of the zoo's largest step, as it runs."""
     small = replace(deep_history(3), decisions=DECISIONS)
+    measured = Measured(1e9, 1e8, "4 x cpu", step_s=0.25, calls=7)
     hostile = replace(of_program(hostile_program()), decisions=HOSTILE, notes=HOSTILE)
     reports: dict[str, Report] = {
         "small": build_report([small]),
+        "measured": build_report([replace(small, measured=measured)]),
         "servers": build_report([deep_history(3, servers=2), *server_histories(3, 2)]),
         "large": build_report([deep_history(LARGE_LAYERS)]),
         "hostile": build_report([hostile]),
@@ -139,6 +141,21 @@ def test_every_view_draws_something(visitor: Visitor, files: dict[str, Path]) ->
         for view in VIEWS:
             visitor.click(f"#tab-{view}")
             assert len(visitor.panel) > 40, (name, view)
+
+
+def test_predicted_time_is_shown_beside_what_was_measured(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    visitor.open(files["small"])
+    assert "not measured" in visitor.panel
+    assert "no rate measured" in visitor.panel
+    visitor.page.goto("about:blank")
+    visitor.open(files["measured"])
+    work = visitor.page.evaluate("PROGRAMS[0].raw.work")
+    predicted = work[0] / 1e9 + work[1] / 1e8
+    assert f"{float(f'{predicted * 1000:.2g}'):g} ms predicted" in visitor.panel
+    assert "median of 7 calls" in visitor.panel
+    assert "250 ms" in visitor.panel
 
 
 def test_which_pass_put_this_all_reduce_here(visitor: Visitor, files: dict[str, Path]) -> None:
