@@ -62,8 +62,8 @@ PUBLIC = {
         prepend_python_path preset_flag PserverRole Rank rank_environment read_cache_dir
         read_check_nan_inf read_cloud_nodes read_cluster read_cpu_num read_environment read_job
         read_meeting_dir read_metrics_host read_metrics_port read_rank read_restart read_roles
-        read_rpc_deadline_ms read_selected_gpus read_started read_trace_dir read_visible_gpus
-        rpc_threads runtime_dir says_how_many_cpu_devices Started wants_gpus
+        read_rpc_deadline_ms read_selected_gpus read_shows_progress read_started read_trace_dir
+        read_visible_gpus rpc_threads runtime_dir says_how_many_cpu_devices Started wants_gpus
     """,
     "jaxfleet.fleet": """
         FleetBase JobFleet OnlyWorker all_reduce_worker barrier_worker distribute
@@ -259,8 +259,8 @@ PUBLIC = {
     "jaxfleet.transport": "",
     "jaxfleet.transport.zmq": "",
     "jaxfleet.observability": """
-        Board FileSpans LongWait NO_SPANS Progress Sample Spans merge notify read_token scrape
-        spans_of write_token
+        Board FileSpans LongWait NO_SPANS Progress Sample Spans merge notify read_token
+        resident_bytes scrape spans_of write_token
     """,
 }
 

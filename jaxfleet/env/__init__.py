@@ -38,4 +38,5 @@ from jaxfleet.env.variables import read_cache_dir as read_cache_dir
 from jaxfleet.env.variables import read_environment as read_environment
 from jaxfleet.env.variables import read_metrics_host as read_metrics_host
 from jaxfleet.env.variables import read_metrics_port as read_metrics_port
+from jaxfleet.env.variables import read_shows_progress as read_shows_progress
 from jaxfleet.env.variables import read_trace_dir as read_trace_dir

@@ -81,6 +81,7 @@ _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
 _DUMP_ONLY = "JAXFLEET_DUMP_UNTIL_COMPILED"
 _CACHE_DIR = "JAXFLEET_CACHE_DIR"
 _TRACE_DIR = "JAXFLEET_TRACE_DIR"
+_PROGRESS = "JAXFLEET_PROGRESS"
 _METRICS_PORT = "JAXFLEET_METRICS_PORT"
 _METRICS_HOST = "JAXFLEET_METRICS_HOST"
 _LAST_PORT = 65535
@@ -151,6 +152,11 @@ def read_cache_dir() -> Path | None:
 def read_trace_dir() -> Path | None:
     """Returns the folder for the spans of all processes (`JAXFLEET_TRACE_DIR`), if set."""
     return Path(get(_TRACE_DIR)) if get(_TRACE_DIR) else None
+
+
+def read_shows_progress() -> bool:
+    """Returns whether long work shows its progress: unless `JAXFLEET_PROGRESS` is `0`."""
+    return get(_PROGRESS) != "0"
 
 
 def read_metrics_port(server: int) -> int | None:

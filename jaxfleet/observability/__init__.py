@@ -1,9 +1,9 @@
 """Observation of running jobs: spans for a timeline, metrics for `jaxfleet top`."""
 
 from jaxfleet.observability.notices import LongWait as LongWait
-from jaxfleet.observability.notices import Progress as Progress
 from jaxfleet.observability.notices import notify as notify
 from jaxfleet.observability.process_memory import resident_bytes as resident_bytes
+from jaxfleet.observability.progress import Progress as Progress
 from jaxfleet.observability.scrape import Sample as Sample
 from jaxfleet.observability.scrape import read_token as read_token
 from jaxfleet.observability.scrape import scrape as scrape

@@ -1,4 +1,4 @@
-"""Notices for the user through `logging`: one-time lines, progress, and long waits.
+"""Notices for the user through `logging`: one-time lines, and long waits.
 
 The logger is `jaxfleet`. A program that configures logging controls it; otherwise notices go to
 stderr, one line each, since a step without output for minutes looks hung.
@@ -9,12 +9,20 @@ import time
 from collections.abc import Callable
 
 _LOGGER = logging.getLogger("jaxfleet")
+_own: list[logging.Handler] = []  # the handler of a program that configures no logging
+
+
+def is_configured() -> bool:
+    """Whether the program configures logging, so that notices go where it wants them."""
+    handlers = [*_LOGGER.handlers, *logging.getLogger().handlers]
+    return any(handler not in _own for handler in handlers)
 
 
 def notify(text: str) -> None:
     """Logs a line at level INFO."""
     if not _LOGGER.hasHandlers():
-        _LOGGER.addHandler(logging.StreamHandler())
+        _own[:] = [logging.StreamHandler()]
+        _LOGGER.addHandler(_own[0])
         _LOGGER.setLevel(logging.INFO)
     _LOGGER.info("jaxfleet: %s", text)
 
@@ -22,27 +30,6 @@ def notify(text: str) -> None:
 def alert(text: str) -> None:
     """Logs a line at level WARNING, which Python shows on stderr by default."""
     _LOGGER.warning("jaxfleet: %s", text)
-
-
-class Progress:
-    """Progress notices about work of several parts, once it has taken a while.
-
-    Args:
-        what: names the work: `memory_budget of 'train_step'`.
-        quiet_s: seconds without notices; work that ends by then is not worth a line.
-        clock: seconds, as `time.monotonic` counts them.
-    """
-
-    def __init__(
-        self, what: str, *, quiet_s: float = 2.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._what, self._quiet_s, self._clock = what, quiet_s, clock
-        self._began = clock()
-
-    def report(self, text: str) -> None:
-        seconds = self._clock() - self._began
-        if seconds >= self._quiet_s:
-            notify(f"{self._what}: {text} ({seconds:.0f} s so far)")
 
 
 LOGGED_AFTER_S = 15.0
