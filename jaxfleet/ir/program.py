@@ -331,6 +331,12 @@ class Program:
         variables = len(self.variables)
         return f"Program('{self.name}': {self.op_count} operators{blocks}, {variables} variables)"
 
+    def _repr_html_(self) -> str:
+        """The text in colours, for notebooks; cut short where it is long."""
+        from jaxfleet.ir.program_html import program_html  # noqa: PLC0415  # text is built on this module
+
+        return program_html(self)
+
     def __hash__(self) -> int:
         return hash((self.name, self.blocks, self.attrs))
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, overload
 
+from jaxfleet import notebook
 from jaxfleet.ir import Operator, Program, Role, print_folded, print_program, unified_diff
 from jaxfleet.pipeline.registry import Pass
 
@@ -193,6 +194,27 @@ class Record(Sequence[Stage]):
 
     def __repr__(self) -> str:
         return f"Record({' -> '.join(stage.name for stage in self._stages)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                stage.label,
+                f"{stage.before.op_count:,}",
+                f"{stage.after.op_count:,}",
+                "changed" if stage.changed or stage.pass_ is None else "unchanged",
+                f"{1000 * stage.seconds:.1f}",
+            )
+            for stage in self._stages
+        ]
+        heads = "pass", "operators before", "after", "program", "ms"
+        name = self._stages[-1].after.name if self._stages else "empty"
+        where = [f"dumped to {self.folder}"] if self.folder is not None else []
+        how = 'step.dumps["NAME"].diff is what a pass changed, step.view(path) shows all of them'
+        return notebook.shown(
+            notebook.head("Record", name, *where),
+            notebook.cut_table(rows, heads=heads, right=(1, 2, 4)),
+            notebook.element("div", how, class_="p"),
+        )
 
 
 def count_types(program: Program) -> Counter[str]:

@@ -195,12 +195,15 @@ class Variants:
             found.append(replace(history, measured=(times or {}).get(id(made))))
         return found
 
+    def programs(self) -> list[tuple[str, Program]]:
+        """Returns the program of every variant that was compiled, with its batch size in words."""
+        return [(_label(rows), variant.program) for rows, variant in self._made.items()]
+
     def _history(self, rows: int | None) -> History:
         captured, made = self._captures[rows], self._made[rows]
         explained = explain(captured, self._strategy, self._devices, made.program, made.dumps)
-        label = "any batch size" if rows is None else f"batch of {rows}"
         return step_history(
-            captured, self._strategy, made.dumps, explained, fit=made.fit, label=label
+            captured, self._strategy, made.dumps, explained, fit=made.fit, label=_label(rows)
         )
 
     def memory(self, rows: int) -> StepMemory:
@@ -279,6 +282,10 @@ class Variants:
             variant.lowered,
             self._devices,
         )
+
+
+def _label(rows: int | None) -> str:
+    return "any batch size" if rows is None else f"batch of {rows}"
 
 
 def _loss(strategy: DistributedStrategy, captured: Captured) -> str:

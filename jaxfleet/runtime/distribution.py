@@ -16,10 +16,12 @@ from jaxfleet.capture.arguments import Arguments
 from jaxfleet.capture.captured import rare_collections
 from jaxfleet.cluster import check_has_joined, joined
 from jaxfleet.errors import FeedError, StrategyError
+from jaxfleet.observability import Progress
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.step import Step
+from jaxfleet.runtime.step_html import arguments_html
 from jaxfleet.runtime.training_step import Batch, Metrics, State
 from jaxfleet.strategy import DistributedStrategy, as_strategy
 
@@ -129,6 +131,9 @@ class ArgumentStep:
 
     def __repr__(self) -> str:
         return f"{self.step!r} of ({', '.join(self.arguments.names)})"
+
+    def _repr_html_(self) -> str:
+        return arguments_html(self.step, self.arguments.names)
 
     def _in_order(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
         """Returns the arguments of a call in order, after checking their number."""
@@ -283,7 +288,18 @@ def distribute(
     if chosen.mode == "collective":
         _check_communication(chosen)
         check_has_joined()
-    captured = capture(train_step, example=example, name=name)
+    called = name or getattr(train_step, "__name__", type(train_step).__name__)
+    with Progress(f"distribute '{called}'") as progress:
+        progress.show("capturing it")
+        captured = capture(train_step, example=example, name=name)
+        progress.show("running its passes")
+        return _distributed(captured, chosen, folder, example)
+
+
+def _distributed(
+    captured: Captured, chosen: DistributedStrategy, folder: Path | None, example: Sequence[Any]
+) -> AnyStep:
+    """Warns of what the user may not have meant, and returns the step."""
     fixed = captured.arguments.fixed if captured.arguments is not None else ()
     leaves = [leaf.name for leaf in captured.signature.state]
     given = frozenset(name for name in leaves if name.split("/")[0] in fixed)

@@ -1,6 +1,7 @@
 """Executor: runs any Program, feeding and fetching by name."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jaxfleet.errors import FeedError
 from jaxfleet.ir import Kind, Program, Variable
 from jaxfleet.ir.variable import long_dtype
 from jaxfleet.lower import device_count
+from jaxfleet.observability import Progress
 from jaxfleet.runtime.compiled_program import CompiledProgram, missing_state, not_fed, prepare
 from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
 from jaxfleet.runtime.rank_executor import RanksProgram, rank_count
@@ -61,11 +63,13 @@ class Executor:
             ready = self._for_ranks(program, tuple(fetch))
             made = ready.run(_checked_feed(program, ready.uses.data, feed or {}), values)
             return [np.asarray(value) for value in made] if return_numpy else made
+        is_first = (id(program), tuple(fetch)) not in self._compiled
         compiled = self._compile(program, tuple(fetch))
         data = _checked_feed(program, compiled.data, feed or {})
         state = {v.name: _from_scope(v, values, program) for v in compiled.state}
         reused = {name: state.pop(name) for name in compiled.donated}
-        fetched, new_state = compiled.function(reused, state, data)
+        with _first_run(program) if is_first else nullcontext():
+            fetched, new_state = compiled.function(reused, state, data)
         values.update(new_state)
         if steps_must_not_overlap(choose_devices(device_count(program))):
             jax.block_until_ready([fetched, new_state])
@@ -87,6 +91,12 @@ class Executor:
         if key not in self._on_ranks:
             self._on_ranks[key] = RanksProgram.of(program, fetch)
         return self._on_ranks[key]
+
+
+def _first_run(program: Program) -> Progress:
+    progress = Progress(f"first run of '{program.name}'")
+    progress.show("compiling and running it")
+    return progress
 
 
 def _checked_feed(

@@ -13,6 +13,7 @@ from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.devices import steps_must_not_overlap
+from jaxfleet.runtime.step_html import Explanation
 from jaxfleet.runtime.step_state import beside
 from jaxfleet.strategy import DistributedStrategy
 
@@ -28,7 +29,7 @@ def explain(
     devices: Sequence[Any],
     program: Program,
     dumps: Record,
-) -> str:
+) -> Explanation:
     """Returns the explanation of a step."""
     lines = [
         *about_capture(captured),
@@ -40,7 +41,7 @@ def explain(
         *about_notes(program, dumps),
         about_passes(dumps),
     ]
-    return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
+    return Explanation("\n".join([lines[0], *(f"  {line}" for line in lines[1:])]))
 
 
 def about_capture(captured: Captured) -> Iterator[str]:

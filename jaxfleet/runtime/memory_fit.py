@@ -29,6 +29,7 @@ from jaxfleet.lower.staged import Peak, count_runs
 from jaxfleet.observability import Progress
 from jaxfleet.passes import CutApart, Offload, OrderForMemory, Recompute
 from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.memory_html import fit_html
 
 Passes: TypeAlias = tuple[Pass, ...]
 
@@ -100,6 +101,9 @@ class Fit:
     note: str  # the reason, in words
     passes: Passes = ()  # turn the original step into the chosen one
 
+    def _repr_html_(self) -> str:
+        return fit_html(self)
+
 
 @dataclass(frozen=True)
 class Memory(ABC):
@@ -164,6 +168,11 @@ class Fitting:
         Raises:
             StrategyError: nothing meets it; the error names the least possible budget.
         """
+        with self._progress:
+            return self._fit_to(wanted)
+
+    def _fit_to(self, wanted: float) -> Fit:
+        self._progress.show("compiling it as it is")
         before = self.memory.peak().bytes
         self._progress.report(f"compiled as it is, it takes {size_text(before)}")
         is_share = isinstance(wanted, float | np.floating)
@@ -205,6 +214,10 @@ class Fitting:
         Args:
             exact: take the peak of the original from xla, however small it is counted.
         """
+        with self._progress:
+            return self._fit_least(exact=exact)
+
+    def _fit_least(self, *, exact: bool) -> Fit:
         ways = self._ways_apart()
         counted = int(ways[0][1].held[0, -1]) if ways else 0
         if counted < _LEAST_BYTES:
@@ -325,9 +338,11 @@ class Fitting:
     def _peak(self, passes: Passes) -> Peak:
         if passes not in self._tried:
             number = len(self._tried) + 1
-            self._progress.report(f"compiling plan {number} of at most {_MOST_PLANS}")
+            text = f"compiling plan {number} of at most {_MOST_PLANS}"
+            self._progress.report(text, share=(number - 1) / _MOST_PLANS)
             self._tried[passes] = self.of(self.program(passes)).peak()
-            self._progress.report(f"plan {number} takes {size_text(self._tried[passes].bytes)}")
+            text = f"plan {number} takes {size_text(self._tried[passes].bytes)}"
+            self._progress.report(text, share=number / _MOST_PLANS)
         return self._tried[passes]
 
     def program(self, passes: Passes) -> Program:

@@ -24,8 +24,10 @@ from jaxfleet.lower.function import bind_sizes, cut_axes
 from jaxfleet.lower.partition import rows_of
 from jaxfleet.lower.staged import Peak, Stage, StagedStep, peak_of, peak_of_one, trainer_stages
 from jaxfleet.lower.staged_sharding import layout_for
+from jaxfleet.observability.plots import curve, drawing, limit
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.memory_fit import Fit, Fitting, Memory
+from jaxfleet.runtime.memory_html import report_html
 from jaxfleet.runtime.transpile import transpile
 from jaxfleet.strategy import DistributedStrategy
 
@@ -139,6 +141,9 @@ class MemoryReport:
         before, after = size_text(self.before_bytes), size_text(self.after_bytes)
         return f"MemoryReport('{self.after.program.name}': {before} as it is, {after} as run)"
 
+    def _repr_html_(self) -> str:
+        return report_html(self)
+
     def plot(self, path: str | Path) -> None:
         """Draws the bytes over the step's operators, before and after, with the budget's line.
 
@@ -146,20 +151,20 @@ class MemoryReport:
             path: a file; its suffix selects the format: `.png`, `.svg`.
 
         Raises:
-            StrategyError: matplotlib is not installed.
+            StrategyError: matplotlib is not installed, or does not write this format.
         """
-        figure, axes = _axes()
-        _draw(axes, self.before, f"as it is ({size_text(self.before_bytes)} by xla)")
-        if self.after is not self.before:
-            _draw(axes, self.after, f"as run ({size_text(self.after_bytes)} by xla)")
-        if self.fit is not None:
-            label = f"budget ({size_text(self.fit.budget)})"
-            axes.axhline(self.fit.budget / 1e6, color="black", linestyle="--", label=label)
-        axes.set_xlabel("part of the step's operators that have run")
-        axes.set_ylabel("MB alive, before operators are merged")
-        axes.set_title(self.after.program.name)
-        axes.legend()
-        figure.savefig(path)
+        name = self.after.program.name
+        with drawing(path, f"memory of '{name}', besides its state and batch") as axes:
+            _draw(axes, self.before, f"as it is ({size_text(self.before_bytes)} by xla)", 0)
+            if self.after is not self.before:
+                _draw(axes, self.after, f"as run ({size_text(self.after_bytes)} by xla)", 1)
+            if self.fit is not None:
+                limit(axes, self.fit.budget / 1e6, f"budget ({size_text(self.fit.budget)})")
+            axes.set_xlim(0, 1)
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("part of the step's operators that have run")
+            axes.set_ylabel("MB alive, before operators are merged")
+            axes.legend()
 
 
 def report_of(memory: Memory, fit: Fit | None) -> MemoryReport:
@@ -186,19 +191,10 @@ def _head(curve: MemoryProfile) -> str:
     return f"{size_text(curve.peak)} before operators are merged"
 
 
-def _draw(axes: Any, curve: MemoryProfile, label: str) -> None:
-    count = max(1, len(curve.bytes))
-    axes.step([n / count for n in range(count)], [size / 1e6 for size in curve.bytes], label=label)
-
-
-def _axes() -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
-    except ImportError as error:
-        hint = 'pip install "jaxfleet[plot]"'
-        raise StrategyError("memory_report: matplotlib is not installed", hint=hint) from error
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    return figure, figure.subplots()
+def _draw(axes: Any, profile: MemoryProfile, label: str, number: int) -> None:
+    count = max(1, len(profile.bytes))
+    places, sizes = [n / count for n in range(count)], [size / 1e6 for size in profile.bytes]
+    curve(axes, [*places, 1.0], [*sizes, *sizes[-1:]] or [0.0, 0.0], label, number)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from jaxfleet.runtime.pserver_job import (
     timeouts_of,
     undivided_job,
 )
+from jaxfleet.runtime.step_html import Explanation, step_html
 from jaxfleet.runtime.step_view import write_view
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.training_step import Metrics, State
@@ -151,6 +152,16 @@ class ServerStep(Generic[State, Metrics]):
         which = f"server={cluster.server_id}, servers={len(cluster.endpoints)}"
         return f"ServerStep({name!r}, {which}, trainers={cluster.trainers})"
 
+    def _repr_html_(self) -> str:
+        cluster = self._cluster
+        rows = [
+            ("mode", f"pserver, communication {self.strategy.communication}"),
+            ("serves as", f"server {cluster.server_id} of {len(cluster.endpoints)}"),
+            ("trainers", f"{cluster.trainers}"),
+        ]
+        captured = [("captured", self.captured.program)]
+        return step_html("ServerStep", self.captured, rows, programs=captured)
+
     @property
     def program(self) -> Program:
         cluster = self._cluster
@@ -161,13 +172,13 @@ class ServerStep(Generic[State, Metrics]):
         example = example_of(self.captured, self.strategy, cluster.trainers)
         return programs(example).servers[cluster.server_id]
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """Describes this server and its part of the job in a line."""
         program, cluster = self.program, self._cluster
         where = f"server {cluster.server_id} of {len(cluster.endpoints)}"
         count = sum(len(block.ops) for block in program.blocks[1:])
         work = f"{count} operators in {len(program.blocks) - 1} blocks"
-        return f"{where} runs '{program.name}': {work}"
+        return Explanation(f"{where} runs '{program.name}': {work}")
 
     def view(self, path: str | Path) -> Path:
         """Writes a report of this server's program, as `Step.view`."""

@@ -36,6 +36,7 @@ from jaxfleet.runtime.explain import (
     why_undivided,
 )
 from jaxfleet.runtime.memory_fit import Fit
+from jaxfleet.runtime.step_html import Explanation
 from jaxfleet.runtime.transpile import for_slices, transpile
 from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
 from jaxfleet.transport.consistency import mask_endpoints, text_digest
@@ -277,7 +278,7 @@ def about_mode(trainer: Program, trainers: int) -> Iterator[str]:
     )
 
 
-def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobPrograms) -> str:
+def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobPrograms) -> Explanation:
     """Returns the explanation of a step that trainers and servers share."""
     lines = [
         *about_capture(captured),
@@ -287,7 +288,7 @@ def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobProgr
         *([] if job.is_whole else about_notes(job.trainer, job.dumps)),
         about_passes(job.dumps),
     ]
-    return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
+    return Explanation("\n".join([lines[0], *(f"  {line}" for line in lines[1:])]))
 
 
 def undivided_job(dumps: Record) -> str | None:

@@ -24,6 +24,7 @@ from jaxfleet.capture import Captured, capture
 from jaxfleet.errors import CaptureError, FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.observability import Progress
 from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
@@ -307,17 +308,31 @@ def verify(
     """
     if len(batches) == 0:
         raise FeedError("there is no batch to verify on", hint="pass a list of global batches")
-    captured = capture(train_step, example=(state, batches[0]))
-    result = Twin(captured, None, strategy, servers=servers, trainers=trainers).run(state, batches)
+    called = getattr(train_step, "__name__", type(train_step).__name__)
+    with Progress(f"verify '{called}'") as progress:
+        progress.show("capturing it")
+        captured = capture(train_step, example=(state, batches[0]))
+        twin = Twin(captured, None, strategy, servers=servers, trainers=trainers)
+        return _verified(twin, state, batches, tolerance, progress)
+
+
+def _verified(
+    twin: Twin, state: Any, batches: Sequence[Any], tolerance: float, progress: Progress
+) -> Verification:
+    captured = twin.captured
+    progress.show(f"training on {len(twin.endpoints)} servers and {twin.trainers} trainers")
+    result = twin.run(state, batches)
     keeping = DistributedStrategy(mode="single", donate=False)  # the state is the caller's
     alone = Step(captured, keeping, choose_devices(1))
     ends = [[on_host(x) for x in jax.tree_util.tree_leaves(end)] for end in result.states]
+    progress.show("training on one device")
     wanted = _state_after(alone, state, batches)
     names = [leaf.name for leaf in captured.signature.state]
     differences = dict(zip(names, map(_difference, ends[0], wanted), strict=True))
     same = all(_same(x, y) for end in ends for x, y in zip(end, ends[0], strict=True))
     noise: dict[str, float] = {}
     if beyond := [name for name, value in differences.items() if value > tolerance]:
+        progress.show("training on one device from a state that is changed by 1e-6")
         moved = _state_after(alone, _changed(state), batches)
         noise = dict(zip(names, map(_difference, moved, wanted), strict=True))
     shown = {name: noise[name] for name in beyond}

@@ -15,6 +15,7 @@ from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
+from jaxfleet.observability import Progress
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes.precision.skip_nonfinite import SCALE
 from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
@@ -104,9 +105,16 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         data, batch_tree = _flatten(batch)
         key = (batch_tree, *map(_shape_and_dtype, data))
         call = self._calls.get(key)
-        if call is None:
+        if call is not None:
+            return self._called(call, state, data)
+        with Progress(f"first call of '{self.captured.program.name}'") as progress:
+            progress.show("running its passes")
             call = self._calls[key] = Call(self._new_variant(data, batch_tree))
             end_if_only_dumping()
+            progress.show("compiling and running it")
+            return self._called(call, state, data)
+
+    def _called(self, call: Call, state: State, data: list[Any]) -> tuple[State, Metrics]:
         variant, joined = call.variant, None
         if variant.tables is not None:
             data, joined = variant.tables.bring(self.tables, data)

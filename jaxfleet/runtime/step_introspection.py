@@ -9,11 +9,13 @@ from jaxfleet.capture import Captured
 from jaxfleet.capture.signature import spec_of
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
+from jaxfleet.observability import Progress
 from jaxfleet.pipeline import Record
 from jaxfleet.report import Measured
 from jaxfleet.runtime.compiled_variants import Call, Variant, Variants
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
+from jaxfleet.runtime.step_html import Explanation, step_html
 from jaxfleet.runtime.step_inputs import place_batch, type_of
 from jaxfleet.runtime.step_state import AuxiliaryState, LastState
 from jaxfleet.runtime.step_timing import measured, zeros
@@ -123,9 +125,11 @@ class StepViews:
             StrategyError: the step looks up tables.
         """
         rows = self.captured.signature.rows
-        return report_of(self._variants.memory(rows), self._example.fit)
+        with Progress(f"memory_report of '{self.program.name}'") as progress:
+            progress.show("compiling it")
+            return report_of(self._variants.memory(rows), self._example.fit)
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """Returns about twenty lines on the decisions made, and why."""
         return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
 
@@ -164,9 +168,28 @@ class StepViews:
         mode, count = self.strategy.mode, len(self.devices)
         return f"Step('{self.program.name}', mode='{mode}', devices={count})"
 
+    def _repr_html_(self) -> str:
+        kind, count = self.devices[0].platform, len(self.devices)
+        rows = [
+            ("mode", self.strategy.mode),
+            ("devices", f"{count} {kind} device{'s' * (count != 1)}"),
+            ("example", f"batch of {self.captured.signature.rows} rows"),
+        ]
+        if self._example.fit is not None:
+            rows.append(("memory budget", self._example.fit.note))
+        return step_html(
+            type(self).__name__,
+            self.captured,
+            rows,
+            programs=self._variants.programs(),
+            folder=self.dumps.folder,
+        )
+
     def _executable(self) -> Any:
         self._executable_is_one()
-        return self.lower().compile()  # jax caches the compilation, for this and for the call
+        with Progress(f"'{self.program.name}'") as progress:
+            progress.show("compiling it")
+            return self.lower().compile()  # jax caches the compilation, for this and for the call
 
     def _executable_is_one(self) -> None:
         if any(op.type == "cut" for op in self.program.root.ops):

@@ -13,6 +13,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.observability import Progress
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
@@ -31,6 +32,7 @@ from jaxfleet.runtime.pserver_checkpoint import (
 from jaxfleet.runtime.pserver_job import JobPrograms, explain_job
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
+from jaxfleet.runtime.step_html import Explanation, step_html
 from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState
 from jaxfleet.runtime.step_view import add_to_dump, step_history, write_view
@@ -115,7 +117,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         """Record of every pass on the trainer's program."""
         return self._job.dumps
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """Returns about twenty lines on the decisions made, and why."""
         return explain_job(self.captured, self.strategy, self._job)
 
@@ -134,7 +136,9 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             StrategyError: the step looks up tables, or trainers update by themselves.
         """
         memory = memory_of(self._job, self.strategy, self.captured.signature.rows, self._cache)
-        return report_of(memory, self._job.fit)
+        with Progress(f"memory_report of '{self.program.name}'") as progress:
+            progress.show("compiling it")
+            return report_of(memory, self._job.fit)
 
     @property
     def client(self) -> Client:
@@ -348,6 +352,21 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
     def __repr__(self) -> str:
         servers = len(self._job.servers)
         return f"TrainerStep('{self.captured.program.name}', servers={servers})"
+
+    def _repr_html_(self) -> str:
+        job = self._job
+        rows = [
+            ("mode", f"pserver, communication {self.strategy.communication}"),
+            ("processes", f"{len(job.servers)} servers, {job.trainers} trainers"),
+            ("example", f"batch of {self.captured.signature.rows} rows"),
+        ]
+        if job.fit is not None:
+            rows.append(("memory budget", job.fit.note))
+        programs = [("trainer", job.trainer)]
+        programs += [(f"server {number}", each) for number, each in enumerate(job.servers)]
+        return step_html(
+            "TrainerStep", self.captured, rows, programs=programs, folder=job.dumps.folder
+        )
 
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Returns a state whose values the servers have, after sending them missing ones."""

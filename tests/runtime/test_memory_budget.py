@@ -186,7 +186,6 @@ def test_the_report_names_what_is_alive_and_is_drawn(tmp_path: Path) -> None:
     text = str(report)
     assert "budget" in text
     assert "test_memory_budget.py" in text
-    pytest.importorskip("matplotlib")
     for ending in ("png", "svg"):
         report.plot(tmp_path / f"curve.{ending}")
         assert (tmp_path / f"curve.{ending}").stat().st_size > 1000

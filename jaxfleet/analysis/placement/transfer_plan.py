@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
+from jaxfleet import notebook as html
 from jaxfleet.analysis.optimizer_groups import OptimizerGroups, find_optimizer_groups
 from jaxfleet.analysis.optimizer_groups.result import joined_names
 from jaxfleet.analysis.placement.policies import (
@@ -53,6 +54,30 @@ class TransferPlan:
         lines = [*self._blocks(), *self.summary()]
         return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
 
+    def _repr_html_(self) -> str:
+        """The bytes of servers and trainers as tables, with every server's slices folded."""
+        heads = "server", "parameters", "optimizer state", "receives", "sends", "to other servers"
+        rows = [
+            (s.endpoint, *(f"{n:,}" for n in (s.param_bytes, s.state_bytes, s.from_trainers,
+                                              s.to_trainers, s.to_servers)))
+            for s in self.servers
+        ]  # fmt: skip
+        rows.append(("each trainer", "", "", f"{self.pull_bytes:,}", f"{self.push_bytes:,}", ""))
+        notes = [*self.extras.lines(), self._balance()]
+        notes += [f"whole: {joined_names(params)}: {why}" for why, params in self.whole]
+        return html.shown(
+            html.head("TransferPlan", self.name, *self._headline().split(": ")[-1].split(", ")),
+            html.cut_table(rows, heads=heads, right=range(1, len(heads))),
+            *(html.element("div", note.strip()) for note in notes),
+            *(
+                html.folded(
+                    f"{server.endpoint}: {len(server.parts):,} slices",
+                    html.cut_table(map(_slice_row, server.parts), heads=_SLICE, right=(1, 2, 3)),
+                )
+                for server in self.servers[: html.MOST_ROWS]
+            ),
+        )
+
     def summary(self) -> Iterator[str]:
         """Yields the traffic, the balance and the whole parameters: all but the list of blocks."""
         yield "bytes in each step:"
@@ -93,15 +118,7 @@ class TransferPlan:
                 f"{server.endpoint} holds {server.param_bytes:,} bytes of parameters, "
                 f"{server.state_bytes:,} of optimizer state"
             )
-            rows = [
-                (
-                    part.slice.name,
-                    "x".join(map(str, part.slice.shape)) or "scalar",
-                    f"{part.param_bytes:,}",
-                    f"{part.state_bytes:,}",
-                )
-                for part in server.parts
-            ]
+            rows = list(map(_slice_row, server.parts))
             lines = table(rows, right=(1, 2, 3)).splitlines() if rows else ["nothing"]
             yield from (f"  {line}" for line in lines)
 
@@ -169,6 +186,14 @@ def transfer_plan(
         best=LoadBalance.of(parts, dispatch_slices("balanced", parts, endpoints), endpoints),
         whole=tuple((why, tuple(params)) for why, params in whole.items()),
     )
+
+
+_SLICE = "slice", "shape", "bytes of parameters", "of optimizer state"
+
+
+def _slice_row(part: SliceLoad) -> tuple[str, str, str, str]:
+    shape = "x".join(map(str, part.slice.shape)) or "scalar"
+    return part.slice.name, shape, f"{part.param_bytes:,}", f"{part.state_bytes:,}"
 
 
 def _server_json(server: ServerPlan) -> dict[str, object]:
