@@ -1,8 +1,9 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.errors import FeedError
+from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability import Progress
@@ -19,7 +20,13 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.report import History
 from jaxfleet.runtime.evaluation import Evaluating
-from jaxfleet.runtime.memory_report import MemoryReport, fitting, memory_of, report_of
+from jaxfleet.runtime.memory_report import (
+    MemoryReport,
+    TrainerMemory,
+    fitting,
+    memory_of,
+    report_of,
+)
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.pserver_checkpoint import (
@@ -88,7 +95,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             of_own=True,
             waits=lambda: self._pace.is_sync,
         )
-        self._pauses = 0
+        self._pauses, self._has_run = 0, False
         # Only in sync mode do all trainers reach their first steps together.
         self._compares = (
             self._pace.is_sync and strategy.batch == "global" and self._job.trainers > 1
@@ -123,7 +130,12 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
 
     def view(self, path: str | Path) -> Path:
         """Writes a report of this trainer's and all servers' programs, as `Step.view`."""
-        return write_view(path, [self._history()], self._job.servers)
+        history, fit = self._history(), self._job.fit
+        if self._has_run:
+            with contextlib.suppress(StrategyError):  # a step whose memory is not planned
+                history = replace(history, xla_bytes=self._memory().peak().bytes)
+                history = replace(history, xla_bytes_before=None if fit is None else fit.before)
+        return write_view(path, [history], self._job.servers)
 
     def _history(self) -> History:
         job = self._job
@@ -135,10 +147,12 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         Raises:
             StrategyError: the step looks up tables, or trainers update by themselves.
         """
-        memory = memory_of(self._job, self.strategy, self.captured.signature.rows, self._cache)
         with Progress(f"memory_report of '{self.program.name}'") as progress:
             progress.show("compiling it")
-            return report_of(memory, self._job.fit)
+            return report_of(self._memory(), self._job.fit)
+
+    def _memory(self) -> TrainerMemory:
+        return memory_of(self._job, self.strategy, self.captured.signature.rows, self._cache)
 
     @property
     def client(self) -> Client:
@@ -177,6 +191,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         with client.spans.span("step", step=client.step, rows=rows):
             new, fetched = variant.run({**self._served.held(leaves), **fresh}, data, rows)
             new.update(self._pace.end(new, rows // variant.sharers))
+        self._has_run = True
         self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         self._scalars.note(fetched, variant.captured.metrics, at_least=client.step)

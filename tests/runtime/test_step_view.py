@@ -82,7 +82,12 @@ def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
         if step.client.me.trainer == 0:
             step.view(tmp_path / "job.html")
         state, metrics = step(start(tx), rows(8))
+        if step.client.me.trainer == 0:
+            step.view(tmp_path / "ran.html")
+            peaks.append(step.memory_report().after_bytes)
         return step.pull(state), (metrics,)
+
+    peaks: list[int] = []
 
     twin.play(script)
     programs = programs_in(tmp_path / "job.html")
@@ -90,6 +95,9 @@ def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
     assert any("2 servers" in line for line in programs[0]["decisions"])
     updates = [step for journey in programs[0]["journeys"] for step in journey[3]]
     assert {"slice", "send", "update", "receive"} <= {step[0] for step in updates}
+    assert programs[0]["memory"][-1]["xla"] == -1
+    (ran, *_) = programs_in(tmp_path / "ran.html")
+    assert ran["memory"][-1]["xla"] == peaks[0]
 
 
 def test_a_server_writes_a_report_of_its_program(tmp_path: Path) -> None:
