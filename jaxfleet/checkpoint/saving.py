@@ -208,9 +208,13 @@ def discard(folder: Path, receipts: Iterable[PartReceipt]) -> None:
     """Removes parts that will not be committed because another process failed to write its own.
 
     Parts of the checkpoint in the folder stay: a commit may have failed at the very end, while
-    waiting for the disk, after the new list of parts was in place.
+    waiting for the disk, after the new list of parts was in place. If that list cannot be read, all
+    parts stay; the next commit into the folder removes those that it does not list.
     """
-    listed = _listed(folder)
+    try:
+        listed = _listed(folder)
+    except (CheckpointError, OSError):
+        return
     for receipt in receipts:
         if is_part(receipt.folder) and receipt.folder not in listed:
             remove(folder / receipt.folder)
@@ -218,10 +222,9 @@ def discard(folder: Path, receipts: Iterable[PartReceipt]) -> None:
 
 
 def _listed(folder: Path) -> set[str]:
-    try:
-        manifest, _ = read_sealed(folder / MANIFEST, Manifest)
-    except CheckpointError:
+    if MANIFEST not in entries(folder):
         return set()
+    manifest, _ = read_sealed(folder / MANIFEST, Manifest)
     return {entry.folder for entry in manifest.parts}
 
 
