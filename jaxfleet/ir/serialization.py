@@ -148,10 +148,20 @@ def _values_path(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Provides the name of a new file, which replaces the path when complete."""
+    """Provides the name of a new file, which replaces the path when it is complete and on disk."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield draft
+        _sync(draft)
         draft.replace(path)
+        _sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,6 +1,7 @@
 """Constants, and programs in files."""
 
 import json
+import os
 import re
 import zipfile
 from dataclasses import replace
@@ -59,6 +60,21 @@ def digest_of(array: np.ndarray[Any, Any]) -> str:
 
 def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def test_a_program_is_on_disk_before_it_replaces_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = set(), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_program(program_of(const("c", np.arange(99.0))), tmp_path / "p.txt")
+    files = [tmp_path, tmp_path / "p.txt", tmp_path / "p.npz"]
+    assert synced >= {file.stat().st_ino for file in files}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxfleet.checkpoint.files import sync_tree
 from jaxfleet.cluster.bootstrap import detected_rank
 from jaxfleet.cluster.filesystems import FS, LocalFS
 from jaxfleet.cluster.roles import ClusterRoleMaker, RoleMakerBase
@@ -293,6 +294,7 @@ def _write(
         save(folder)
         text = json.dumps({"epoch_no": status._epoch_no})
         (folder / _STATUS).write_text(text, encoding="utf-8")
+        sync_tree(folder)
 
     number = max(_numbers(root, fs), default=-1) + 1
     target = f"{root}/{_PREFIX}.{number}"
