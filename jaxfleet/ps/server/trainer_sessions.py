@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxfleet.checkpoint.files import sync
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.options import ServerIdentity
@@ -40,11 +41,13 @@ class DepartureRecord:
         """Writes the record before the bye is answered; a failure is only logged."""
         fields = {"launch": self.launch_id, "trainers": left.trainers}
         text = json.dumps({**fields, "left": left.sessions, "present": left.present})
-        new = self.folder / f"{_FILE_NAME}.new"
+        new = self.folder / f"{_FILE_NAME}.new"  # a save removes `tmp-` files meanwhile
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             new.write_text(text)
+            sync(new)
             new.replace(self.folder / _FILE_NAME)
+            sync(self.folder)
         except OSError as error:
             alert(f"cannot note in {self.folder} which trainers have left: {error}")
 

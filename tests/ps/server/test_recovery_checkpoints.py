@@ -1,6 +1,7 @@
 """A server's own checkpoints: automatic, retried after a full disk, or damaged."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.outbox import DeviceTask
 from jaxfleet.ps.server.recovery_saver import SaveSchedule
+from jaxfleet.ps.server.trainer_registry import Departures
+from jaxfleet.ps.server.trainer_sessions import DepartureRecord
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message, Plain, Tensor
@@ -319,6 +322,22 @@ def test_a_damaged_checkpoint_is_the_cause_of_a_state_that_is_missing(tmp_path: 
     lost = known.lost_work()
     assert lost is not None
     assert lost.startswith("it came back without a state: the checkpoint of step 0 is passed over")
+
+
+def test_the_record_of_departures_is_on_disk_before_the_bye_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = set(), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    record = DepartureRecord(tmp_path)
+    monkeypatch.setattr(os, "fsync", fsync)
+    record.write(Departures(2, {0: "a"}, {1: "b"}))
+    assert synced == {path.stat().st_ino for path in (tmp_path, tmp_path / "byes.json")}
+    assert record.read() == Departures(2, {0: "a"}, {1: "b"})
 
 
 def trainer(replay_bytes: int, servers: int = 2) -> tuple[Client, MemoryNetwork]:
