@@ -55,6 +55,12 @@ class LivenessMonitor:
             return JaxfleetError(f"no trainer lives: {how}")
         return None
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """Discounts waits while this process was suspended."""
+        self.lively = min(self.lively + seconds, now)
+        for request in (*self.router.waiting(), *self.collectives.requests()):
+            request.since = min(request.since + seconds, now)
+
     def pending(self, request: Request) -> None:
         """Replies with the requests and pushes of a trainer that have not arrived."""
         numbers = request.message.body.get("numbers")

@@ -25,9 +25,9 @@ class RequestError(JaxfleetError):
         self.hint = hint
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Request:
-    """A message to be answered."""
+    """A message to be answered, and when it came."""
 
     peer: Peer
     message: Message

@@ -227,11 +227,11 @@ class ServerCore:
         )
 
     def forgive(self, seconds: float) -> None:
-        """Discounts silence of peers while this process was suspended."""
+        """Discounts silence of peers, and waits for them, while this process was suspended."""
         now = self._clock()
         for known in (*self.trainers.by_id.values(), *self._links.known.values()):
             known.heard = min(known.heard + seconds, now)
-        self._liveness.lively = min(self._liveness.lively + seconds, now)
+        self._liveness.forgive(seconds, now)
 
     def take_tasks(self) -> list[DeviceTask]:
         """Returns the next tasks, in order; each is passed to `finish` or `fail`."""

@@ -278,6 +278,20 @@ def test_silence_while_the_server_itself_stood_still_does_not_count() -> None:
     assert not beat(bench, 1, "step 1").body["lost"]
 
 
+def test_a_wait_while_the_server_itself_stood_still_does_not_count() -> None:
+    options = ServerOptions(lost_after_s=500, step_timeout_s=30)
+    bench = Bench(options).started(SGD, sgd_state())
+    bench.push(0, 1, sgd_grads(0, 1))
+    assert not bench.send(0, Kind.PULL, 1, {"names": ["b"]})
+    assert not bench.send(0, Kind.REDUCE, 1, {"key": "loss", "how": "sum"}, {"x": ONE})
+    bench.wait(20)
+    bench.now += 100
+    bench.core.forgive(100)
+    assert not bench.wait(9)
+    replies = bench.wait(2)
+    assert [message.body["error"] for _, message in replies] == ["timeout", "timeout"]
+
+
 def test_a_trainer_that_never_came_is_named() -> None:
     bench = Bench(ServerOptions(lost_after_s=500, step_timeout_s=30))
     bench.one(1, Kind.HELLO, body=hello(1))
