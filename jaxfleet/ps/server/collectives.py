@@ -165,6 +165,20 @@ class CollectiveHandler:
     def absent(self, meeting: Collective) -> list[int]:
         return [n for n in self._wanted(meeting) if n not in meeting.requests]
 
+    def has_passed(self, trainer: int, meeting: Collective) -> bool:
+        """Whether a trainer no longer waits for a collective: it has pushed in a later step."""
+        known = self.trainers.by_id.get(trainer)
+        return known is not None and (known.left or known.pushed > meeting.key[1])
+
+    def drop_replayed(self) -> None:
+        """Discards the collectives that all trainers had completed before the server restarted.
+
+        A trainer replays them for one that lost its reply, and that one may have lost none.
+        """
+        for meeting in self.waiting():
+            if all(self.has_passed(n, meeting) for n in (*meeting.requests, *self.absent(meeting))):
+                self.drop(meeting)
+
     def drop(self, meeting: Collective) -> None:
         self._held.pop(meeting.key, None)
 

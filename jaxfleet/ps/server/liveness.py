@@ -31,6 +31,7 @@ class LivenessMonitor:
         for request in self.router.waiting():
             if self._complain(request, self.router.missing(request), now):
                 self.router.drop(request)
+        self.collectives.drop_replayed()
         for meeting in self.collectives.waiting():
             self._look_at(meeting, now)
         while (passed := self.collectives.passed_by()) is not None:
@@ -100,7 +101,9 @@ class LivenessMonitor:
         what, _, name = meeting.key
         absent = self.collectives.absent(meeting)
         missing = {f"trainer {number}": [f"{what} '{name}'"] for number in absent}
-        late = [self._complain(r, missing, now) for r in meeting.requests.values()]
+        passed = self.collectives.has_passed
+        waits = [r for n, r in meeting.requests.items() if not passed(n, meeting)]
+        late = [self._complain(request, missing, now) for request in waits]
         if any(late):
             self.collectives.drop(meeting)
 

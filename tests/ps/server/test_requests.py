@@ -292,6 +292,28 @@ def test_a_wait_while_the_server_itself_stood_still_does_not_count() -> None:
     assert [message.body["error"] for _, message in replies] == ["timeout", "timeout"]
 
 
+def test_a_replayed_collective_that_all_trainers_have_passed_is_not_reported_as_a_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench = Bench(ServerOptions(lost_after_s=500)).started(SGD, sgd_state())
+    # A server that restarted: trainer 0 replays its sum for trainer 1, which needs it no more.
+    assert not bench.send(0, Kind.REDUCE, 1, {"key": "loss", "how": "sum"}, {"x": ONE})
+    bench.push(0, 1, sgd_grads(0, 1))
+    bench.push(0, 2, sgd_grads(0, 2))
+    bench.wait(20)
+    assert "waits for" not in capsys.readouterr().err  # nor does trainer 0
+    bench.push(1, 1, sgd_grads(1, 1))
+    (reply, again) = bench.send(1, Kind.REDUCE, 1, {"key": "loss", "how": "sum"}, {"x": ONE})
+    assert reply[1].kind is again[1].kind is Kind.REDUCED  # trainer 1 had lost its reply
+    assert not bench.send(0, Kind.REDUCE, 1, {"key": "other", "how": "sum"}, {"x": ONE})
+    bench.push(1, 2, sgd_grads(1, 2))
+    bench.wait(1)
+    late = bench.send(1, Kind.REDUCE, 1, {"key": "other", "how": "sum"}, {"x": ONE})
+    assert not late  # trainer 1 had passed it, so it was dropped
+    bench.wait(600)
+    assert "reduce" not in capsys.readouterr().err
+
+
 def test_a_trainer_that_never_came_is_named() -> None:
     bench = Bench(ServerOptions(lost_after_s=500, step_timeout_s=30))
     bench.one(1, Kind.HELLO, body=hello(1))
