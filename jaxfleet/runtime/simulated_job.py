@@ -274,11 +274,12 @@ class Verification:
 
 
 def verify(
-    train_step: Callable[[Any, Any], tuple[Any, Any]],
-    state: Any,
-    batches: Sequence[Any],
+    train_step: Callable[..., Any],
+    state: Any = None,
+    batches: Sequence[Any] = (),
     strategy: DistributedStrategy | str | None = None,
     *,
+    example: tuple[Any, ...] | None = None,
     servers: int = 2,
     trainers: int = 2,
     tolerance: float = 1e-4,
@@ -291,11 +292,19 @@ def verify(
     leaf beyond the tolerance, one device trains once more, from a state that is changed by 1e-6: a
     similar effect of that is reported as rounding noise.
 
+    A step that takes other arguments than a state and a batch is given an example of them, as for
+    `distribute`, and for every step the arguments that it neither returns nor changes in place::
+
+        jf.verify(train_step, example=(params, opt_state, x, y), batches=[(x, y)] * 20)
+
     Args:
         train_step: the step.
         state: where both start; it can be used afterwards.
-        batches: global batches, one a step; rows that the trainers can share.
+        batches: global batches, one a step; rows that the trainers can share. With an example, a
+            tuple of arguments, or the argument if there is one.
         strategy: how the step is sliced and placed.
+        example: the step's arguments, instead of a state: where both start, and the values of
+            arguments without rows.
         servers: number of servers.
         trainers: number of trainers.
         tolerance: leaves with a larger difference make `agrees` False, unless it is rounding noise.
@@ -303,15 +312,21 @@ def verify(
     Raises:
         CaptureError: the step cannot be captured.
         PassError: it cannot be divided between trainers and servers.
-        FeedError: a batch cannot be divided among the trainers, or there is none.
+        FeedError: a batch cannot be divided among the trainers, has other arguments than the
+            step, or there is none; or there are both a state and an example, or neither.
         StrategyError: there would be no server, or no trainer.
     """
     if len(batches) == 0:
         raise FeedError("there is no batch to verify on", hint="pass a list of global batches")
+    if (state is None) == (example is None):
+        hint = "verify(train_step, state, batches) or verify(train_step, example=..., batches=...)"
+        raise FeedError("verify needs either a state or an example", hint=hint)
+    given = (state, batches[0]) if example is None else tuple(example)
     called = getattr(train_step, "__name__", type(train_step).__name__)
     with Progress(f"verify '{called}'") as progress:
         progress.show("capturing it")
-        captured = capture(train_step, example=(state, batches[0]))
+        captured = capture(train_step, example=given)
+        state, batches = _states_and_batches(captured, given, batches)
         twin = Twin(captured, None, strategy, servers=servers, trainers=trainers)
         return _verified(twin, state, batches, tolerance, progress)
 
@@ -337,6 +352,26 @@ def _verified(
         noise = dict(zip(names, map(_difference, moved, wanted), strict=True))
     shown = {name: noise[name] for name in beyond}
     return Verification(len(batches), differences, same, tolerance, shown)
+
+
+def _states_and_batches(
+    captured: Captured, example: Sequence[Any], batches: Sequence[Any]
+) -> tuple[Any, list[Any]]:
+    """Returns the first state and all batches in the form of the captured step."""
+    arguments = captured.arguments
+    if arguments is None:
+        return example[0], list(batches)
+    given, found = dict(zip(arguments.names, example, strict=True)), []
+    names = arguments.batch
+    for number, batch in enumerate(batches):
+        parts = tuple(batch) if len(names) != 1 and isinstance(batch, tuple | list) else (batch,)
+        if len(parts) != len(names):
+            what = f"batch {number} has {len(parts)} arguments instead of {len(names)}"
+            raise FeedError(what, hint=f"pass a tuple ({', '.join(names)}) for every step")
+        values = given | dict(zip(names, parts, strict=True))
+        state, inner = arguments.split([values[name] for name in arguments.names])
+        found.append(inner)
+    return state, found
 
 
 def _state_after(step: Step[Any, Any], state: Any, batches: Sequence[Any]) -> list[np.ndarray]:
