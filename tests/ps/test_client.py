@@ -65,3 +65,32 @@ def test_it_is_not_said_again_for_ever() -> None:
     with pytest.raises(ConnectError, match="server 0 at"):
         client(lines).open()
     assert len(lines.sent) < 12
+
+
+class SlowLines(LosingLines):
+    """Connections on which a push takes 2 s to send, and every answer 3 s."""
+
+    now = 0.0
+
+    def send(self, server: int, message: Message) -> None:
+        super().send(server, message)
+        self.now += 2.0 if message.kind is Kind.PUSH else 0.0
+
+    def receive(self, timeout_s: float) -> tuple[int, Message] | None:
+        self.now += 3.0
+        return super().receive(timeout_s)
+
+
+def test_a_push_reports_how_long_the_exchange_before_it_took() -> None:
+    lines = SlowLines(0)
+    me = TrainerIdentity("job", 0, 1, (PLACE,), "hash", [])
+    asker = Client(lines, me, timeouts=Timeouts(), clock=lambda: lines.now)
+    for _ in range(2):
+        asker.next_step(1)
+        asker.push(0, ())
+        asker.wait([asker.request(0, Kind.PULL, body={"names": []})])
+        lines.now += 7.0  # the trainer computes
+        asker.wait([asker.request(0, Kind.STATS)])  # no part of an exchange
+    asker.push(0, ())
+    pushes = [message for message in lines.sent if message.kind is Kind.PUSH]
+    assert [push.body["took_s"] for push in pushes] == [0.0, 5.0, 5.0]

@@ -139,8 +139,12 @@ class Client(RequestSender):
         if first is None:
             return
         limit = timeout_s if timeout_s is not None else self._longest_s()
+        began = self._clock()
         with self.spans.span(f"wait for {first.message.kind.value}", step=self.step):
             self._receive_until(requests, limit, error)
+        if self.has_sent:
+            self.has_sent = False
+            self.spent(self._clock() - began)
 
     def _receive_until(
         self, requests: Sequence[PendingRequest], limit: float, error: type[JaxfleetError]

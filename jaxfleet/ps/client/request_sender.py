@@ -73,6 +73,7 @@ class RequestSender:
     """Numbers and sends a trainer's messages.
 
     `rows` are those of the step's global batch, of which all trainers must report the same number.
+    `has_sent` means that pushes were sent since the last wait.
     """
 
     connections: Connections
@@ -83,6 +84,7 @@ class RequestSender:
     step: int = 0
     rows: int = 0
     sent_bytes: int = 0
+    has_sent: bool = False
 
     def request(
         self,
@@ -121,11 +123,21 @@ class RequestSender:
     ) -> None:
         known = self.servers[server]
         after = known.push_after(self.step, str(body.get("table", "")))
-        message = self._message(server, kind, None, {**body, "after": after}, tuple(tensors))
+        took_s, known.exchange_s = known.exchange_s, 0.0
+        body = {**body, "after": after, "took_s": took_s}
+        message = self._message(server, kind, None, body, tuple(tensors))
         known.pushed = max(known.pushed, message.step)
         known.replay.add(message)
+        began = self.replay.clock()
         self.send(server, message)
+        self.has_sent = True
+        self.spent(self.replay.clock() - began)
         self.replay.bound()
+
+    def spent(self, seconds: float) -> None:
+        """Counts time of an exchange, which the next push reports: a replay would take it again."""
+        for known in self.servers:
+            known.exchange_s += seconds
 
     def hello(self, server: int, *, is_first: bool = False) -> PendingRequest:
         """Sends a hello; the first one includes the text of the job's programs."""
@@ -183,6 +195,7 @@ class Recovery:
         """
         known = self.outbox.servers[server]
         known.is_returning = True
+        self.outbox.has_sent = False  # waiting for a restart is no part of an exchange
         try:
             while not known.is_level:
                 before = dict(known.waiting)

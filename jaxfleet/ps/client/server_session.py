@@ -167,6 +167,7 @@ class ServerSession:
         oldest: number of the oldest pending request, 0 if there is none.
         damaged: consecutive frames that it could not read.
         check_at_s: when to check that it has received the pending requests.
+        exchange_s: time spent sending pushes and waiting for their values, not reported to it yet.
         clock: the step up to which the last values included all trainers' pushes, if trainers do
             not wait for each other; -1 if not reported.
     """
@@ -189,6 +190,7 @@ class ServerSession:
     oldest: int = 0
     damaged: int = 0
     check_at_s: float = 0.0
+    exchange_s: float = 0.0
 
     @property
     def is_open(self) -> bool:

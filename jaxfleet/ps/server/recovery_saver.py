@@ -19,7 +19,7 @@ from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.state import ServerState
 
 _REPLAY_S = 1.0  # estimated replay time after a restart: half of the 2 s that are aimed for
-_STEP_S = 0.01  # overhead of a replayed step beside its blocks: messages and waiting
+_STEP_S = 0.01  # least overhead of a replayed step beside its blocks: messages and waiting
 _EVERY_S = 30.0
 _MOST_REPLAY_S = 1.5  # beyond this saves may cost more, so that replay stays below 2 s
 _SHARE = 20  # times the cost of the last save: a twentieth of the time goes to saves
@@ -35,22 +35,27 @@ class SaveSchedule:
     clock: Callable[[], float]
     _number: int = -1
     _block_s: float = 0.0  # spent in blocks by then
+    _exchange_s: float = 0.0  # spent by trainers in exchanges by then
     _of_s: float = 0.0  # time of the saved state
     _saved_at: float = 0.0  # time of completion
     _took_s: float = 0.0
     _retry_at: float = 0.0
     _again_s: float = _AGAIN_S
 
-    def is_due(self, number: int, block_s: float, *, beside: bool = False) -> bool:
+    def is_due(
+        self, number: int, block_s: float, exchange_s: float = 0.0, *, beside: bool = False
+    ) -> bool:
         """Whether to save now.
 
-        `number` steps are applied, and the server has spent `block_s` in blocks. If steps continue
-        `beside` the save, the server may fail before it is complete, so steps during that time
-        count too.
+        `number` steps are applied; the server has spent `block_s` in blocks, and every trainer at
+        least `exchange_s` on sending pushes and waiting for their values, which includes blocks and
+        messages of any size. If steps continue `beside` the save, the server may fail before it is
+        complete, so steps during that time count too.
         """
         now, steps = self.clock(), number - self._number
-        replay_s = steps * _STEP_S + block_s - self._block_s
         cost_s = self._took_s
+        exchanged_s = exchange_s - self._exchange_s - (0.0 if beside else cost_s)
+        replay_s = max(steps * _STEP_S + block_s - self._block_s, exchanged_s)
         if beside:
             cost_s *= _BESIDE
             replay_s *= 1.0 + self._took_s / max(now - self._of_s, self._took_s, 1e-9)
@@ -64,9 +69,10 @@ class SaveSchedule:
         """Whether a save failed and it is too early to retry."""
         return self.clock() < self._retry_at
 
-    def saved(self, number: int, block_s: float, took_s: float) -> None:
+    def saved(self, number: int, block_s: float, took_s: float, exchange_s: float = 0.0) -> None:
         """Records a save, or the checkpoint that a server starts from."""
         self._number, self._block_s, self._took_s = number, block_s, took_s
+        self._exchange_s = exchange_s
         self._saved_at, self._retry_at, self._again_s = self.clock(), 0.0, _AGAIN_S
         self._of_s = self._saved_at - took_s
 
@@ -84,11 +90,12 @@ _MOST_COPIED = 2 << 30  # largest state in bytes of which a copy fits in memory
 
 @dataclass(frozen=True)
 class Written:
-    """A complete recovery checkpoint, and what the server had spent in blocks when it began."""
+    """A complete recovery checkpoint, and the time in blocks and exchanges when it began."""
 
     receipt: PartReceipt
     progress: Progress
     block_s: float
+    exchange_s: float
     took_s: float
 
 
@@ -123,7 +130,8 @@ class RecoverySaver:
         if self.series is None or held.scheduler.applied < 0:
             return False
         block_s, beside = held.executor.counts.block_s, self.may_write_beside(held)
-        return self.schedule.is_due(held.scheduler.number, block_s, beside=beside)
+        number = held.scheduler.number
+        return self.schedule.is_due(number, block_s, held.exchange_s, beside=beside)
 
     def put_off(self, error: Exception, *, unasked: bool = False) -> bool:
         """Logs a failed save that will be retried; returns False if retrying does not help.
@@ -204,7 +212,8 @@ class RecoverySaver:
 
     def wrote(self, written: Written) -> None:
         self.saved = written.progress.steps
-        self.schedule.saved(written.progress.number, written.block_s, written.took_s)
+        number = written.progress.number
+        self.schedule.saved(number, written.block_s, written.took_s, written.exchange_s)
         self.end_writing()
 
     def end_writing(self) -> None:
@@ -225,7 +234,7 @@ class RecoverySaver:
         `arrays` are the state's values; those at the time of the task by default.
         """
         series, program, retained = self.series, self.me.program, self._retained(held)
-        block_s = held.executor.counts.block_s
+        block_s, exchange_s = held.executor.counts.block_s, held.exchange_s
         assert series is not None
 
         def run() -> Written:
@@ -246,7 +255,7 @@ class RecoverySaver:
             )
             self._last = progress.number
             self._length = 0 if after is None else self._length + 1
-            return Written(receipt, progress, block_s, self.clock() - began)
+            return Written(receipt, progress, block_s, exchange_s, self.clock() - began)
 
         return run
 

@@ -251,11 +251,16 @@ class RequestRouter:
 
     def push(self, request: Request) -> None:
         self.loaded.values.push(request)
+        self._note_exchange(request)
         self._run()  # gradients alone do not make a value ready
 
     def push_rows(self, request: Request) -> None:
         self.loaded.rows.push(request)
+        self._note_exchange(request)
         self._run()
+
+    def _note_exchange(self, request: Request) -> None:
+        self.loaded.held.note_exchange(request.trainer, request.message.body.get("took_s"))
 
     def take_parts(self, message: Message) -> None:
         self.loaded.parts.take(message)

@@ -204,6 +204,7 @@ class ServerState:
     Attributes:
         host: values that the next step does not overwrite: views of the device's memory.
         extras: values outside the server's state.
+        exchanges: seconds that each trainer has spent on sending pushes and waiting for values.
     """
 
     plan: ServerPlan
@@ -212,6 +213,7 @@ class ServerState:
     host: dict[str, np.ndarray] = field(default_factory=dict)
     extras: BootstrapValues = field(default_factory=BootstrapValues)
     tables: dict[str, ServerTable] = field(default_factory=dict)
+    exchanges: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: ServerPlan) -> "ServerState":
@@ -241,6 +243,17 @@ class ServerState:
     def step(self) -> int:
         """The last step applied, -1 without a state."""
         return self.scheduler.applied
+
+    @property
+    def exchange_s(self) -> float:
+        """The least time that a trainer has spent in exchanges: the others also wait for it."""
+        return min(self.exchanges.values(), default=0.0)
+
+    def note_exchange(self, trainer: int, took_s: Plain) -> None:
+        """Counts the time that a push reports."""
+        is_time = isinstance(took_s, float) and 0.0 <= took_s < math.inf
+        before = self.exchanges.get(trainer, 0.0)
+        self.exchanges[trainer] = before + (took_s if is_time else 0.0)
 
     def keep_extras(self, tensors: Iterable[Tensor], step: int) -> None:
         state = self.plan.state

@@ -44,6 +44,36 @@ def test_a_checkpoint_is_due_before_replay_takes_long() -> None:
     assert schedule.is_due(3, 1.0)  # three expensive ones
 
 
+def test_a_checkpoint_is_due_when_messages_take_long() -> None:
+    schedule = SaveSchedule(Clock())
+    schedule.saved(0, 0.0, 0.0, 5.0)
+    assert not schedule.is_due(3, 0.1, 5.9)
+    assert schedule.is_due(4, 0.1, 6.1)  # four steps of 0.27 s, of which blocks take 0.03
+
+
+def test_a_save_that_steps_wait_for_does_not_count_as_replay() -> None:
+    clock = Clock()
+    schedule = SaveSchedule(clock)
+    schedule.saved(0, 0.0, 0.5)
+    clock.now = 20.0
+    assert not schedule.is_due(3, 0.1, 1.4)  # of which the trainers waited 0.5 s for the save
+    assert schedule.is_due(3, 0.1, 1.6)
+
+
+def test_pushes_report_the_time_of_messages_which_brings_a_checkpoint_forward(
+    tmp_path: Path,
+) -> None:
+    options = ServerOptions(server=0, checkpoint_dir=tmp_path, lost_after_s=500)
+    bench = Bench(options).started(SGD, sgd_state())
+    saved = []
+    for step in (1, 2, 3):
+        for trainer, took_s in ((0, 0.9), (1, 0.4)):  # trainer 0 also waits for trainer 1
+            bench.now += 1.0
+            bench.send(trainer, Kind.PUSH, step, {"took_s": took_s}, sgd_grads(trainer, step))
+        saved.append(bench.core.figures(bench.now).counted["saved"])
+    assert saved == [0, 0, 3]  # 0.4 s a step
+
+
 def test_a_checkpoint_is_due_after_some_seconds_however_few_steps_were_made() -> None:
     clock = Clock()
     schedule = SaveSchedule(clock)
