@@ -131,9 +131,9 @@ def repeated_key_warning(program: Program, *, given: frozenset[str] = frozenset(
 
     They are if a key is computed only from constants: leaves of the state that the step only reads,
     or keys that its function closes over. A key that depends on the batch, on a leaf that the step
-    writes (such as the step number), on one in `given`, which the caller passes at every call, or
-    on a literal seed in the step (`jax.random.key(0)`, a request for the same numbers) causes no
-    warning.
+    writes (such as the step number), or on one in `given`, which the caller passes at every call,
+    causes no warning. Nor does a literal seed in the step (`jax.random.key(0)`) of numbers that no
+    parameter's update depends on.
     """
     ops = [op for block in program.blocks for op in block.ops]
     if not any(op.type in _DRAWS for op in ops):
@@ -149,11 +149,33 @@ def repeated_key_warning(program: Program, *, given: frozenset[str] = frozenset(
             origins = {*key, *flow.reaching(key, lambda _: True)}
             read = [inputs[x.output] for x in origins if x.block == 0 and x.place < 0]
             changes = [v for v in read if v.kind is Kind.DATA or v.name in written | given]
-            if not read or changes:
+            is_seed = not read
+            if changes or (is_seed and not _is_trained_on(program, flow, block.index, place)):
                 continue
+            if is_seed:
+                return _seed_text(op)
             leaves = sorted(v.name for v in read if v.kind.persistable)
             return _text(op, _key_among(leaves))
     return None
+
+
+def _is_trained_on(program: Program, flow: Flow, block: int, place: int) -> bool:
+    """Whether a parameter's new value depends on an operator's first output."""
+    reached = flow.reached([FlowValue(block, place, 0)], lambda _: True)
+    params = [variable.name for variable in program.of_kind(Kind.PARAM)]
+    return any(flow.final.get(name) in reached for name in params)
+
+
+def _seed_text(draw: Operator) -> str:
+    where = f" ({place})" if (place := draw.source.place()) else ""
+    return (
+        f"random numbers are drawn{where} from a key that the step makes of a constant seed: they "
+        "are the same at every step, the same dropout masks for one. Keep the key in the state and "
+        "split it in the step, key, sub = jax.random.split(state.key), or draw from "
+        "jax.random.fold_in(key, step) with the number of the step; with flax's nnx, keep the "
+        "nnx.Rngs beside the model and pass it to the step. Numbers that are meant to stay the "
+        "same can be drawn once, before the first step"
+    )
 
 
 def _key_among(leaves: list[str]) -> str | None:

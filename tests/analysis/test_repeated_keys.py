@@ -87,6 +87,20 @@ def seeded_in_the_step(state: Any, batch: Any) -> Any:
     return {**state, "w": masked(state, batch, jax.random.key(3))}, {}
 
 
+def seeded_and_folded_with_the_step(state: Any, batch: Any) -> Any:
+    key = jax.random.fold_in(jax.random.key(3), state["step"])
+    return {**state, "w": masked(state, batch, key), "step": state["step"] + 1}, {}
+
+
+def seeded_nnx_rngs(state: Any, batch: Any) -> Any:
+    return {**state, "w": masked(state, batch, nnx.Rngs(5)())}, {}
+
+
+def seeded_for_a_metric(state: Any, batch: Any) -> Any:
+    sample = jax.random.bernoulli(jax.random.key(3), 0.5, batch.shape)
+    return draws_nothing(state, batch)[0], {"sample": (batch * sample).sum()}
+
+
 def draws_nothing(state: Any, batch: Any) -> Any:
     return {**state, "w": state["w"] - batch.sum()}, {}
 
@@ -121,12 +135,21 @@ def test_a_key_that_is_never_advanced_is_warned_of(step: Any) -> None:
         folded_with_the_step,
         folded_in_a_loop_with_the_step,
         folded_with_the_batch,
-        seeded_in_the_step,
+        seeded_and_folded_with_the_step,
+        seeded_for_a_metric,
         draws_nothing,
     ],
 )
 def test_a_key_that_changes_or_is_meant_to_stay_is_not_warned_of(step: Any) -> None:
     assert warning_of(step) is None
+
+
+@pytest.mark.parametrize("step", [seeded_in_the_step, seeded_nnx_rngs])
+def test_a_key_that_the_step_makes_of_a_constant_seed_is_warned_of(step: Any) -> None:
+    warning = warning_of(step)
+    assert warning is not None
+    assert "drawn (analysis/test_repeated_keys.py:" in warning
+    assert "makes of a constant seed: they are the same at every step" in warning
 
 
 @pytest.mark.parametrize("step", [never_advanced, advanced])
