@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.capture.nnx_objects import Watched, update_in_place
+from jaxfleet.capture.nnx_objects import Watched, generator_in, is_generator, update_in_place
 from jaxfleet.capture.signature import leaves_of
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ops.user_frames import line_of_caller, line_of_function
@@ -51,6 +51,8 @@ class Arguments:
     raw_keys: Mapping[str, frozenset[int]]
     results: Any  # the step's results: tuples of `_Returned` and `_Metric`
     in_place: tuple[str, ...] = ()  # those of the state that the step changes and does not return
+    rowless: tuple[str, ...] = ()  # those of the batch without rows: keys and scalars
+    generators: tuple[str, ...] = ()  # those that are an `nnx.Rngs`
 
     def split(self, args: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
         if len(args) != len(self.names):
@@ -109,10 +111,14 @@ class Arguments:
 
     def note(self) -> str:
         """Returns a line for `explain()`: the class of each argument."""
-        keys = [name for name in self.batch if name in self.raw_keys]
-        rows = [name for name in self.batch if name not in keys]
-        kinds = {"state": self.state, "batch": rows, "whole": [*self.fixed, *keys]}
-        said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+        rows = [name for name in self.batch if name not in self.rowless]
+        kinds = {"state": self.state, "batch": rows, "whole": [*self.fixed, *self.rowless]}
+        named = {name: f"{name} (a generator)" for name in self.generators}
+        said = "; ".join(
+            f"{kind}: {', '.join(named.get(name, name) for name in names)}"
+            for kind, names in kinds.items()
+            if names
+        )
         return f"arguments by what the step returns: {said}"
 
     def _is_one(self) -> bool:
@@ -176,7 +182,31 @@ def read_arguments(
         name for name, tree in others.items() if len(_rows_in({name: tree}, raw_keys)) > 1
     )
     batch = tuple(name for name in others if name not in fixed)
-    return Arguments(tuple(names), state, fixed, batch, raw_keys, _numbered(results), in_place)
+    rowless = tuple(name for name in batch if not _rows_in({name: others[name]}, raw_keys))
+    pairs = zip(names, example, strict=True)
+    generators = tuple(name for name, value in pairs if is_generator(value))
+    results = _numbered(results)
+    return Arguments(
+        tuple(names), state, fixed, batch, raw_keys, results, in_place, rowless, generators
+    )
+
+
+def check_batch(arguments: Arguments, example: Sequence[Any]) -> None:
+    """Rejects a generator that makes the batch state, since the step changes it.
+
+    Raises:
+        CaptureError: there is one; the error names its place.
+    """
+    if len(arguments.batch) > len(arguments.rowless):
+        return
+    for name, value in zip(arguments.names, example, strict=True):
+        place = generator_in(value, name)
+        if name in arguments.in_place and name not in arguments.generators and place is not None:
+            what = f"'{place}' is a generator of random numbers, which the step changes, so that "
+            what = f"{what}'{name}' is state and nothing is the batch"
+            names = ", ".join(arguments.names)
+            hint = f"pass the generator as an argument of its own: step({names}, rngs)"
+            raise CaptureError(what, source=line_of_caller(), hint=hint)
 
 
 def names_of(step: Callable[..., Any], example: Sequence[Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.capture.arguments import Arguments, names_of, read_arguments
+from jaxfleet.capture.arguments import Arguments, check_batch, names_of, read_arguments
 from jaxfleet.capture.nnx_objects import check_shared, has_objects
 from jaxfleet.capture.primitives import NOT_WRAPPED, traced_before
 from jaxfleet.capture.signature import Signature, is_iterator
@@ -89,6 +89,7 @@ def capture(
         arguments = _arguments(step, example)
         if arguments is None:
             return _capture(step, (example[0], example[1]), name)
+        check_batch(arguments, example)
         found = _capture(arguments.adapted(step), arguments.split(example), name)
     return replace(found, arguments=arguments, notes=(arguments.note(), *found.notes))
 

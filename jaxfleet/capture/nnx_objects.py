@@ -51,6 +51,24 @@ def has_objects(values: Sequence[Any]) -> bool:
     return any(_objects(value) for value in values)
 
 
+def generator_in(value: Any, name: str) -> str | None:
+    """Returns the path of the first `nnx.Rngs` or stream of one in a value, None if there is none.
+
+    One inside another object, such as a Dropout's, does not count.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    for path, one in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_whole)[0]:
+        if nnx is not None and isinstance(one, nnx.Rngs | nnx.RngStream):
+            return f"{name}/{path_text(path)}" if path else name
+    return None
+
+
+def is_generator(value: Any) -> bool:
+    """Whether a value contains generators and nothing else."""
+    alone = [generator_in(one, "") for one in _objects(value)]
+    return bool(alone) and None not in alone and not _others(value)
+
+
 def check_shared(names: Sequence[str], values: Sequence[Any]) -> None:
     """Rejects a Variable that is at two places, as a pytree has a copy of it at each.
 

@@ -53,8 +53,8 @@ def about_capture(captured: Captured) -> Iterator[str]:
     params = program.of_kind(Kind.PARAM)
     rest = program.of_kind(Kind.STATE)
     yield (
-        f"state: {_count(len(params), 'parameter')} of {_size(params)}, "
-        f"{_count(len(rest), 'other leaf', 'other leaves')} of {_size(rest)}"
+        f"state: {counted(len(params), 'parameter')} of {_size(params)}, "
+        f"{counted(len(rest), 'other leaf', 'other leaves')} of {_size(rest)}"
     )
     yield from captured.notes
 
@@ -64,7 +64,7 @@ def _about_devices(
 ) -> Iterator[str]:
     """Describes the devices; `why` is the reason if every device computes the whole batch."""
     rows, count = captured.signature.rows, len(devices)
-    kind = _count(count, f"{devices[0].platform} device")
+    kind = counted(count, f"{devices[0].platform} device")
     share = f", {rows // count} of {rows} rows on each" if count > 1 and why is None else ""
     yield f"runs on {kind}{share}"
     if why is not None:
@@ -81,10 +81,11 @@ def _about_devices(
 def about_parts(program: Program) -> Iterator[str]:
     """Describes the executables of a step that is cut."""
     if cuts := sum(op.type == "cut" for op in program.root.ops):
-        cut = _count(cuts, "place")
+        cut = counted(cuts, "place")
         yield f"cut at {cut} into executables that run one after another; see memory_report()"
     if moved := [op for op in program.root.ops if op.type == "to_host"]:
-        yield f"{_count(len(moved), 'value')} wait in pinned memory of the host between executables"
+        values = counted(len(moved), "value")
+        yield f"{values} wait in pinned memory of the host between executables"
 
 
 def _about_communication(program: Program, strategy: DistributedStrategy) -> Iterator[str]:
@@ -98,18 +99,18 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
     gradients = [x for x in reduced if x.of_gradients]
     time = "per step" if strategy.merge == 1 else f"every {strategy.merge} calls"
     sums = [value for x in gradients for value in x.summed]
-    yield f"gradients: {_count(len(gradients), 'all-reduce')}, {_size(sums)} {time}"
+    yield f"gradients: {counted(len(gradients), 'all-reduce')}, {_size(sums)} {time}"
     if scattered:
         sums = [value for x in scattered for value in x.summed]
-        yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')}, {_size(sums)} {time}"
+        yield f"gradients in parts: {counted(len(sums), 'reduce-scatter')}, {_size(sums)} {time}"
     others = [x for x in reduced if not x.of_gradients]
     if is_local:
         root = [x for x in others if x.op in program.root.ops]
-        yield f"parameters: {_count(len(others) - len(root), 'all-reduce')} when devices meet"
+        yield f"parameters: {counted(len(others) - len(root), 'all-reduce')} when devices meet"
         others = root
     forward = [x for x in others if x.role.is_forward]
     yield (
-        f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} in forward, "
+        f"statistics, losses and metrics: {counted(len(forward), 'all-reduce')} in forward, "
         f"{len(others) - len(forward)} after it"
     )
     local = [op for op in _ops(program) if op.type == "c_local"]
@@ -117,7 +118,7 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         yield f"local_statistics: {len(local)} sums over the batch stay on each device"
     own = [_OWN_ROWS[op.type] for op in _ops(program) if op.type in _OWN_ROWS]
     if own:
-        times = _count(len(own), "time")
+        times = counted(len(own), "time")
         yield f"random numbers: each device draws its own rows of what one would ({times})"
 
 
@@ -227,7 +228,7 @@ def _about_sharding(
     leaves = [source.variables[name] for name, x in found.held.state.items() if x.is_sharded]
     each = sum(map(_bytes, leaves)) / devices
     yield (
-        f"sharded: {_count(len(leaves), 'leaf', 'leaves')} of {_size(leaves)} cut over {devices} "
+        f"sharded: {counted(len(leaves), 'leaf', 'leaves')} of {_size(leaves)} cut over {devices} "
         f"devices, {_as_size(each)} on each; the parameters' new values are gathered"
     )
     reasons: dict[str, list[str]] = {}
@@ -241,7 +242,7 @@ def _about_sharding(
 def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iterator[str]:
     """Describes per-device state and the state beside the user's."""
     if own := [program.variables[name] for name in own_state(program)]:
-        yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
+        yield f"each device has its own of {counted(len(own), 'leaf', 'leaves')}, {_size(own)}"
     if strategy.communication == "local_sgd" and own:
         yield f"devices train on their own and average parameters every {strategy.k_steps} steps"
     if strategy.adaptive:
@@ -254,11 +255,11 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
         roundings = {"jax.convert_element_type", "jax.reduce_precision"}
         halves = sum(op.type in roundings and op.source.made_by == "half_precision"
                      for op in _ops(program))  # fmt: skip
-        yield f"products in {strategy.amp}: {_count(halves, 'value')} rounded to it"
+        yield f"products in {strategy.amp}: {counted(halves, 'value')} rounded to it"
     if strategy.merge > 1:
         yield f"one update every {strategy.merge} calls, from the mean of their gradients"
     if held := [program.variables[name] for name in beside(program)]:
-        yield f"held beside the state: {_count(len(held), 'variable')} of {_size(held)}"
+        yield f"held beside the state: {counted(len(held), 'variable')} of {_size(held)}"
 
 
 def _one_device(dumps: Record) -> Program:
@@ -300,5 +301,6 @@ def _as_size(total: float) -> str:
     return f"{total:.3g} GB"
 
 
-def _count(number: int, one: str, several: str = "") -> str:
+def counted(number: int, one: str, several: str = "") -> str:
+    """Returns a number with its noun: `1 server`, `2 servers`."""
     return f"{number} {one}" if number == 1 else f"{number} {several or one + 's'}"

@@ -32,6 +32,7 @@ from jaxfleet.runtime.explain import (
     about_notes,
     about_parts,
     about_passes,
+    counted,
     undivided,
     why_undivided,
 )
@@ -312,7 +313,8 @@ def _about_processes(
     share = _share(captured, strategy, job)
     why = None if job.is_whole else _why_undivided(job.dumps)
     parts = "" if why is not None else f", {share} of {rows} rows on each"
-    yield f"{trainers} trainers{parts}; {len(job.servers)} servers"
+    servers = counted(len(job.servers), "server")
+    yield f"{counted(trainers, 'trainer')}{parts}; {servers}"
     if why is not None:
         yield f"every trainer computes the whole batch: {why}"
     if job.is_whole and trainers > 1:

@@ -84,7 +84,7 @@ def test_a_key_goes_whole_to_every_device_and_another_one_at_every_step(make_key
         close((found, metrics), (expected, wanted))
         losses.add(float(metrics["loss"]))
     assert len(losses) == STEPS
-    assert "whole: rng" in step.explain() or make_key is jax.random.key
+    assert "; batch: batch; whole: rng\n" in step.explain()
 
 
 def test_a_step_with_a_key_names_its_leaves_as_the_step_without_one() -> None:

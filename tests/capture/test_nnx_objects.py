@@ -246,3 +246,34 @@ def test_a_generator_is_a_leaf_that_has_no_objects() -> None:
     batches = (jnp.ones((4, 2)) for _ in range(3))
     check_shared(("state", "batch"), (jnp.ones(2), batches))  # jax would warn of it
     assert not has_objects((batches,))
+
+
+def drawing(state: Any, batch: Any, rngs: Any) -> Any:
+    kept = jax.random.bernoulli(rngs(), 0.5, batch["x"].shape)
+    grads = jax.grad(lambda w: jnp.square(batch["x"] * kept @ w - batch["y"]).mean())(state)
+    updates, _ = TX.update(grads, TX.init(state), state)
+    return state + updates, {}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_explain_names_a_generator_that_is_passed_at_a_call(inside: bool) -> None:
+    def step(state: Any, batch: Any, given: Any) -> Any:
+        return drawing(state, batch, given["rngs"] if inside else given)
+
+    batch, rngs = {"x": jnp.ones((8, 4)), "y": jnp.ones((8, 2))}, nnx.Rngs(0)
+    given = {"rngs": rngs} if inside else rngs
+    example = (jnp.ones((4, 2)), batch, given)
+    made = jf.distribute(step, example=example, strategy="single")
+    assert "state: state, given (a generator); batch: batch\n" in made.explain()
+    made(*example)
+    assert rngs.default.count[...] == 1
+
+
+def test_a_generator_in_the_batch_is_named() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        return drawing(state, batch, batch["rngs"])
+
+    batch = {"x": jnp.ones((8, 4)), "y": jnp.ones((8, 2)), "rngs": nnx.Rngs(0)}
+    with pytest.raises(CaptureError, match="'batch/rngs' is a generator of random numbers") as got:
+        jf.distribute(step, example=(jnp.ones((4, 2)), batch), strategy="single")
+    assert "step(state, batch, rngs)" in got.value.__notes__[-1]

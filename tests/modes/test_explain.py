@@ -59,6 +59,7 @@ def test_it_says_why_and_where_a_batch_is_not_divided(loss: Any, said: str) -> N
     strategy = jf.DistributedStrategy(mode="pserver", min_block_size=2)
     job = Twin(train_step, (start(), batch(0)), strategy, servers=1, trainers=2)
     text = explain_job(job.captured, job.strategy, job.programs())
+    assert "; 1 server\n" in text
     assert f"every trainer computes the whole batch: values of all rows are needed {said}" in text
     assert "test_explain.py:" in text.partition(said)[2].partition(")")[0]
 
