@@ -46,7 +46,8 @@ def train(width: int, steps: int, kill_after: int) -> None:
         replay(recovery, server, *arguments)
         _say(f"replay took {time.monotonic() - began:.3f}")
 
-    Recovery._replay = timed  # type: ignore[method-assign]  # noqa: SLF001
+    replaced: Any = Recovery
+    replaced._replay = timed  # noqa: SLF001
     rng, state = np.random.default_rng(1), start(width)
     x = rng.normal(size=(ROWS, INPUTS)).astype(np.float32)
     batch = {"x": x, "y": rng.integers(0, CLASSES, ROWS).astype(np.int32)}

@@ -251,9 +251,9 @@ class ServerState:
 
     def note_exchange(self, trainer: int, took_s: Plain) -> None:
         """Counts the time that a push reports."""
-        is_time = isinstance(took_s, float) and 0.0 <= took_s < math.inf
-        before = self.exchanges.get(trainer, 0.0)
-        self.exchanges[trainer] = before + (took_s if is_time else 0.0)
+        if not isinstance(took_s, float) or not 0.0 <= took_s < math.inf:
+            took_s = 0.0
+        self.exchanges[trainer] = self.exchanges.get(trainer, 0.0) + took_s
 
     def keep_extras(self, tensors: Iterable[Tensor], step: int) -> None:
         state = self.plan.state
