@@ -1,7 +1,7 @@
 """Executor: runs any Program, feeding and fetching by name."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -93,10 +93,11 @@ class Executor:
         return self._on_ranks[key]
 
 
-def _first_run(program: Program) -> Progress:
-    progress = Progress(f"first run of '{program.name}'")
-    progress.show("compiling and running it")
-    return progress
+@contextmanager
+def _first_run(program: Program) -> Iterator[None]:
+    with Progress(f"first run of '{program.name}'") as progress:
+        progress.show("compiling and running it")
+        yield
 
 
 def _checked_feed(
