@@ -46,6 +46,7 @@ from jaxfleet.runtime.step_view import add_to_dump, step_history, write_view
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.training_step import Metrics, State
+from jaxfleet.runtime.transpile import end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
@@ -180,6 +181,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
+        end_if_only_dumping()
         client = self.client
         variant = self._batches.variant(rows, client, self._lines.trained)
         leaves = self._given(leaves, tree)

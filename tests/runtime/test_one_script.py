@@ -117,3 +117,13 @@ def test_a_script_started_as_a_server_serves_where_it_restores(tmp_path: Path) -
     step = jf.distribute(train_step, (start(), BATCH), "single")
     assert isinstance(step, jf.Step)
     assert_near(step.restore(after), alone)
+
+
+def test_a_trainer_ends_at_its_first_step_where_only_dumps_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAXFLEET_DUMP_UNTIL_COMPILED", "1")
+    twin = jf.Twin(train_step, (start(), BATCH), servers=1, trainers=1)
+    with pytest.raises(SystemExit) as ended:
+        twin.run(start(), [BATCH])
+    assert ended.value.code == 0
