@@ -1,0 +1,63 @@
+"""What every environment variable that jaxfleet reads means."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "JAXFLEET_CACHE_DIR": "folder of compiled functions of tables for later processes; empty: "
+        "none; by default `jaxfleet` in the user's cache folder",
+        "JAXFLEET_CHECKPOINT_DIR": "folder in which servers keep checkpoints of their own, from "
+        "which a restarted server goes on",
+        "JAXFLEET_DUMP_DIR": "folder in which every pipeline writes the programs between passes",
+        "JAXFLEET_DUMP_SOURCE": "`1` adds the user's source lines to those dumps",
+        "JAXFLEET_DUMP_UNTIL_COMPILED": "`1` ends a script at its first step",
+        "JAXFLEET_INSECURE": "`1` lets a server start without a secret",
+        "JAXFLEET_JOB": "name of the job, which distinguishes jobs that share a network",
+        "JAXFLEET_LAUNCH_ID": "distinguishes launches of one job; `jaxfleet launch` sets it",
+        "JAXFLEET_MEETING_DIR": "shared folder in which the processes of a job meet",
+        "JAXFLEET_METRICS_HOST": "address at which servers serve metrics; 127.0.0.1 by default",
+        "JAXFLEET_METRICS_PORT": "port of server 0's metrics; the other servers' follow",
+        "JAXFLEET_RESTART": "how often the job was restarted; `jaxfleet launch` sets it",
+        "JAXFLEET_SAVE_DIR": "folders, separated as in `PATH`, below which servers write and read "
+        "the checkpoints that trainers name",
+        "JAXFLEET_SECRET_FILE": "file with the job's secret; any process with its content may take "
+        "part",
+        "JAXFLEET_SERVERS_RETURN": "seconds that trainers wait for a lost server; 0 by default",
+        "JAXFLEET_TRACE_DIR": "folder for the spans of all processes, which `jaxfleet timeline` "
+        "merges",
+        "TRAINING_ROLE": "`TRAINER` or `PSERVER`: the role of this process in a job with servers",
+        "PADDLE_TRAINING_ROLE": "another spelling of `TRAINING_ROLE`",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "endpoints of the servers, in their order",
+        "PADDLE_PSERVER_ID": "number of this server, from 0",
+        "PADDLE_TRAINERS_NUM": "number of trainers",
+        "PADDLE_TRAINER_ID": "number of this trainer, or rank, from 0",
+        "PADDLE_TRAINER_ENDPOINTS": "endpoints of the ranks of a collective job, in their order",
+        "PADDLE_CURRENT_ENDPOINT": "endpoint of this process, as it stands in the list",
+        "PADDLE_TRAINERS": "machines of a job, as PaddleCloud names them",
+        "PADDLE_PORT": "with `POD_IP`, the endpoint of this server",
+        "POD_IP": "address of this machine; with `PADDLE_PORT`, the endpoint of this server",
+        "TRAINER_PORTS_NUM": "number of free ports from `PADDLE_PORT` on",
+        "SYS_JOB_ID": "name of the job in role makers of PaddleCloud",
+        "SLURM_PROCID": "rank of a process that `srun` started",
+        "SLURM_STEP_NUM_TASKS": "number of processes that `srun` started",
+        "OMPI_COMM_WORLD_RANK": "rank of a process that Open MPI's `mpirun` started",
+        "OMPI_COMM_WORLD_SIZE": "number of processes that Open MPI's `mpirun` started",
+        "PMI_RANK": "rank of a process that another `mpirun` started",
+        "PMI_SIZE": "number of processes that another `mpirun` started",
+        "FLAGS_selected_gpus": "GPUs of this rank, as numbers",
+        "FLAGS_check_nan_inf": "`1` makes NaN or Inf in a run of a fluid program an error",
+        "FLAGS_rpc_deadline": "milliseconds that fluid's programs wait; 180000 by default",
+        "FLAGS_rpc_send_thread_num": "fluid's number of threads that send, and so of requests at "
+        "a time; 12 by default",
+        "CUDA_VISIBLE_DEVICES": "GPUs that this process may use",
+        "CPU_NUM": "number of CPU devices of a `ParallelExecutor`",
+        "JAX_PLATFORMS": "platforms of JAX, such as `cpu`",
+        "XLA_FLAGS": "flags of XLA; `jaxfleet launch --devices-per-process` adds to them",
+        "XDG_CACHE_HOME": "the user's cache folder; `.cache` at home by default",
+        "XDG_RUNTIME_DIR": "the user's folder for running programs, in which secrets of jobs lie",
+        "no_grpc_proxy": "hosts that gRPC reaches without a proxy; a launch adds the ranks'",
+        "no_proxy": "the same, if `no_grpc_proxy` is not set",
+        "PYTHONPATH": "where child processes find modules; a launch adds the script's folder",
+    }
+)
