@@ -87,6 +87,30 @@ _OF_TRAINERS = {
 }
 
 
+@dataclass(frozen=True)
+class ExportedMetric:
+    """Description of a metric: its name, type, text, and its label, if it has one."""
+
+    name: str
+    kind: str
+    text: str
+    label: str | None
+
+
+def exported() -> list[ExportedMetric]:
+    """Returns the metrics that every server exports; those of tables depend on the job."""
+    exporter = MetricsExporter()
+    trainer = TrainerMetrics(0, 0, 0.0, 0.0, "", has_left=False)
+    exporter.publish(ServerMetrics("0", {}, messages={"push": 0}, trainers=(trainer,)))
+    found = []
+    for family in exporter.collect():
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        label = next(iter(getattr(family, "_labelnames", ())), None)
+        name = f"{family.name}{suffix}"
+        found.append(ExportedMetric(name, family.type, family.documentation, label))
+    return found
+
+
 class MetricsExporter:
     """A collector for Prometheus's client that exports a server's newest snapshot."""
 
