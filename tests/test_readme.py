@@ -58,22 +58,6 @@ def test_every_measured_figure_is_one_of_the_benchmarks() -> None:
     assert [figure for figure in figures if figure not in found] == []
 
 
-def headings(text: str) -> set[str]:
-    """Returns the anchors that GitHub gives the headings of a page."""
-    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("path", ["README.md", "docs/comparison.md"])
-def test_every_link_to_a_page_has_its_target(path: str) -> None:
-    text = (ROOT / path).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)]+)\)", text):
-        target, _, anchor = link.partition("#")
-        linked = ROOT.joinpath(path).parent / target
-        assert linked.is_file(), link
-        assert not anchor or anchor in headings(linked.read_text(encoding="utf-8")), link
-
-
 def test_every_row_of_the_comparison_is_a_section_of_its_page() -> None:
     table = README.split("## Compared with other systems")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\w[^|]*) \|", table, re.MULTILINE)

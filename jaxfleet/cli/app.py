@@ -15,7 +15,7 @@ from importlib.metadata import version
 import jaxfleet
 from jaxfleet.errors import JaxfleetError
 
-_COMMANDS = {  # each is a module in this package
+COMMANDS = {  # each is a module in this package
     "opt": "run passes on the text of programs",
     "diff": "show what is different between two programs",
     "passes": "list the passes with their options",
@@ -36,7 +36,7 @@ _OWN = frozenset({"-h", "--help", "--version"})  # options before the command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     words = sys.argv[1:] if argv is None else argv
-    parser = _parser(words)
+    parser = make_parser(words)
     if words and words[0].startswith("-") and words[0] not in _OWN:
         option = words[0].partition("=")[0]
         parser.error(f"{option} is no option of jaxfleet itself: write it behind the command")
@@ -69,7 +69,7 @@ def _version() -> str:
     return f"jaxfleet {jaxfleet.__version__} (jax {version('jax')}, Python {python})"
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Builds the parser; imports only the command that the arguments name.
 
     A command imports its dependencies, which for most takes longer than a whole run of `launch`.
@@ -80,7 +80,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     named = next((word for word in words if not word.startswith("-")), None)
-    for name, about in _COMMANDS.items():
+    for name, about in COMMANDS.items():
         if name == named:
             import_module(f"jaxfleet.cli.{name}").add_parser(commands, about)
         else:
