@@ -18,6 +18,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "JAXFLEET_MEETING_DIR": "shared folder in which the processes of a job meet",
         "JAXFLEET_METRICS_HOST": "address at which servers serve metrics; 127.0.0.1 by default",
         "JAXFLEET_METRICS_PORT": "port of server 0's metrics; the other servers' follow",
+        "JAXFLEET_PROGRESS": "`0` turns the progress of long work off",
         "JAXFLEET_RESTART": "how often the job was restarted; `jaxfleet launch` sets it",
         "JAXFLEET_SAVE_DIR": "folders, separated as in `PATH`, below which servers write and read "
         "the checkpoints that trainers name",
