@@ -137,7 +137,7 @@ class _Finder:
             what = f"{gradient} may belong to any of {', '.join(matches)}"
             hint = "pass the parameters too: tx.update(gradients, optimizer_state, params)"
         elif given is not None:
-            what = f"{gradient} comes with a parameter that is no leaf of the state"
+            what = f"{gradient} comes with a parameter that is not a leaf of the state"
             hint = "take the parameters from the state, not from outside of the step"
         else:
             what = f"{gradient} fits no leaf of the state"

@@ -20,9 +20,10 @@ OTHER_ATTRIBUTE = "and is one with"  # in the message about nodes of the same cl
 _LONGEST = 40  # characters of an attribute in a message
 _HINTS = {
     "argument": "bind what is not an array with functools.partial, static arguments too",
-    "state": "keep what is no array out of the pytree: close over it, or make the field static "
+    "state": "keep what is not an array out of the pytree: close over it, or make the field static "
     "(flax.struct.field(pytree_node=False))",
-    "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is no array",
+    "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is not an "
+    "array",
     "metrics": "return arrays as metrics, and add names and the like outside of the step",
 }
 

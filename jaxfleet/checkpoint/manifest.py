@@ -90,7 +90,7 @@ class PartReceipt:
             return convert(plain, cls)
         except ValidationError as error:
             hint = "both processes must run the same jaxfleet"
-            raise CheckpointError(f"this is no receipt of a part: {error}", hint=hint) from error
+            raise CheckpointError(f"this is not a receipt of a part: {error}", hint=hint) from error
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _make(folder: Path) -> None:
     A save removes the leftovers of older saves, so it must not run in a folder with other files.
     """
     if foreign := [name for name in entries(folder) if not is_ours(name)]:
-        what = f"{folder} holds {foreign[0]!r}, which is no part of a checkpoint"
+        what = f"{folder} holds {foreign[0]!r}, which is not a part of a checkpoint"
         raise CheckpointError(what, hint="save into a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
     sync(folder.parent)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser(words)
     if words and words[0].startswith("-") and words[0] not in _OWN:
         option = words[0].partition("=")[0]
-        parser.error(f"{option} is no option of jaxfleet itself: write it behind the command")
+        parser.error(f"{option} is not an option of jaxfleet itself: write it behind the command")
     args = parser.parse_args(words)
     try:
         status: int = args.run(args)

@@ -80,4 +80,4 @@ def _read_text(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise TextError(f"{name} is no text: {error}") from error
+        raise TextError(f"{name} is not text: {error}") from error

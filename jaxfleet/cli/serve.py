@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until the job ends."""
     cluster = read_cluster()
     if cluster is None or cluster.role != "pserver" or cluster.current_endpoint is None:
-        what = "this process is no server of a job"
+        what = "this process is not a server of a job"
         raise StrategyError(what, hint="set TRAINING_ROLE=PSERVER, or use jaxfleet launch")
     try:
         return _serve(cluster, args)

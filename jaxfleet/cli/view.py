@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
     target, status = Path(args.target), 0
     if args.args and target.suffix != ".py":
-        what = f"{args.target} is no script and takes no arguments: {' '.join(args.args)}"
+        what = f"{args.target} is not a script and takes no arguments: {' '.join(args.args)}"
         raise ProgramError(what, hint="options stand before the target: jaxfleet view -o FILE ...")
     if target.is_dir():
         histories = read_folders(target)

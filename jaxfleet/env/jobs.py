@@ -91,7 +91,7 @@ def read_endpoints(name: str = ENDPOINTS) -> tuple[str, ...]:
 def _check_endpoint(name: str, endpoint: str) -> None:
     host, colon, port = endpoint.rpartition(":")
     if not host or not colon or any(letter.isspace() for letter in host):
-        refuse(name, f"has {endpoint!r}, which is no endpoint", "write 10.0.0.1:6174")
+        refuse(name, f"has {endpoint!r}, which is not an endpoint", "write 10.0.0.1:6174")
     if whole(port) is None or not 1 <= int(port) <= 65535:
         what = f"has {endpoint!r}, whose port is not one"
         refuse(name, what, "a port is a whole number from 1 to 65535")

@@ -45,7 +45,7 @@ class BlockRef:
 
     def __post_init__(self) -> None:
         if self.index < 0:
-            raise ProgramError(f"{self.index} is no block's index")
+            raise ProgramError(f"{self.index} is not a block's index")
 
     def __str__(self) -> str:
         return f"^{self.index}"

@@ -141,7 +141,7 @@ def sizes_are_not_negative(program: Program) -> Iterator[Finding]:
     for _, variable in _variables(program):
         for size in variable.shape:
             if isinstance(size, int) and size < 0:
-                what = f"'{variable.name}' has type {variable.type}: {size} is no size"
+                what = f"'{variable.name}' has type {variable.type}: {size} is not a size"
                 yield f"{what}; give what is known only at run time a letter", None
 
 

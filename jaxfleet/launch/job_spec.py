@@ -29,7 +29,7 @@ class Nodes:
     def __post_init__(self) -> None:
         for at, name in enumerate(self.names):
             if not name or any(letter.isspace() or letter == "," for letter in name):
-                raise StrategyError(f"{name!r} is no machine's name", hint="write --nodes a,b,c")
+                raise StrategyError(f"{name!r} is not a machine's name", hint="write --nodes a,b,c")
             if name in self.names[:at]:
                 hint = "each machine stands once; --nproc says how many processes it has"
                 raise StrategyError(f"the machine {name} is named twice", hint=hint)

@@ -70,7 +70,7 @@ def drawing(path: str | Path, title: str, *, height: float = 4.0) -> Iterator[An
         formats = figure.canvas.get_supported_filetypes()
         kind = Path(path).suffix.removeprefix(".").lower()
         if kind and kind not in formats:
-            what = f"plot: '{path}' ends in '.{kind}', which is no format of a picture"
+            what = f"plot: '{path}' ends in '.{kind}', which is not a format of a picture"
             raise StrategyError(what, hint="name it .svg, .png or .pdf")
         axes = figure.subplots()
         axes.set_title(_plain(title))

@@ -73,7 +73,7 @@ def scrape(address: str, token: str | None = None) -> Sample:
         if "server_step" in sample.values:
             return sample
     hint = "JAXFLEET_METRICS_PORT is another port than the one that trainers connect to"
-    raise ConnectError(f"what answers at {address} is no server of jaxfleet's", hint=hint)
+    raise ConnectError(f"what answers at {address} is not a server of jaxfleet's", hint=hint)
 
 
 def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:

@@ -149,7 +149,7 @@ def _read(file: Path) -> Noted:
         found = map(_checked, spans)
         return Noted(str(head["process"]), tuple(span for span in found if span["took_us"] >= 0))
     except (ValueError, KeyError, TypeError) as error:
-        raise ProgramError(f"{file} is no file of spans: {error}") from error
+        raise ProgramError(f"{file} is not a file of spans: {error}") from error
 
 
 def _checked(span: Any) -> dict[str, Any]:

@@ -64,10 +64,12 @@ class StepViews:
                 cannot.
         """
         if self._held is not None:
-            what = "a step that holds more than its state is no function of state and batch alone"
+            what = (
+                "a step that holds more than its state is not a function of state and batch alone"
+            )
             raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
         if self._example.tables is not None:
-            what = "a step that looks up tables is no function of state and batch alone"
+            what = "a step that looks up tables is not a function of state and batch alone"
             raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
         return self._example.lowered.function
 

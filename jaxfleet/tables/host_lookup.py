@@ -156,7 +156,7 @@ def specs_of(program: Program) -> tuple[TableSpec, ...]:
     """Returns the specs of the tables that a program uses, from its attribute."""
     texts = program.attrs.get("tables", ())
     if not isinstance(texts, tuple):
-        raise ProgramError(f"attribute 'tables' of program '{program.name}' is no list")
+        raise ProgramError(f"attribute 'tables' of program '{program.name}' is not a list")
     return tuple(TableSpec.from_text(str(text)) for text in texts)
 
 
@@ -215,7 +215,7 @@ def keys_of(name: str, value: Any) -> np.ndarray:
         what = f"'{name}' is fed {array.dtype}, and keys of a table are integers"
         raise FeedError(what, hint="convert it to int64 before the step")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        what = f"'{name}' has a key of {array.max()}, which is no int64"
+        what = f"'{name}' has a key of {array.max()}, which is not an int64"
         raise FeedError(what, hint="array.view(np.int64) keeps all keys apart")
     return array.astype(np.int64)
 

@@ -63,7 +63,7 @@ def unpack_header(frame: Frame, limits: Limits) -> dict[str, Any]:
     except FrameError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise FrameError(f"the header is no msgpack: {type(error).__name__}: {error}") from error
+        raise FrameError(f"the header is not msgpack: {type(error).__name__}: {error}") from error
     if not isinstance(header, dict) or header.keys() != set(_FIELDS):
         raise FrameError(f"a header is a map of {', '.join(_FIELDS)}")
     if type(header["v"]) is not int or header["v"] != PROTOCOL:
@@ -136,7 +136,7 @@ def _check_plain(value: Any, depth: int) -> None:
         raise FrameError("the body is nested too deep")
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise FrameError("a key in the body is no text")
+            raise FrameError("a key in the body is not text")
         value = value.values()
     elif not isinstance(value, list | tuple):
         raise FrameError(f"the body holds a {type(value).__name__}")

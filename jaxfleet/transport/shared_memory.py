@@ -296,7 +296,7 @@ class Borrower:
 def _mapped(path: str) -> np.ndarray:
     """Maps an arena. Other files are not even opened: a sender may name any path."""
     if not str(Path(path).readlink()).startswith(f"/memfd:{NAME}"):
-        raise ValueError("it is no memory that jaxfleet shares")
+        raise ValueError("it is not memory that jaxfleet shares")
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         sealed, found = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALED, os.fstat(fd)

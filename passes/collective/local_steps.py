@@ -305,7 +305,7 @@ class Meet(Pass):
     def _check_loss(self, program: Program) -> None:
         variable = program.root.variables.get(self.loss)
         if variable is None or (variable.dtype, variable.shape) != ("f32", ()):
-            what = f"{self.name}: '{self.loss}' is no number in float32 that block 0 computes"
+            what = f"{self.name}: '{self.loss}' is not a number in float32 that block 0 computes"
             raise PassError(what, hint="loss names a metric that is the loss of all rows")
 
     def _outer(self, params: list[str]) -> "_Outer":

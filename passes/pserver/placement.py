@@ -253,7 +253,7 @@ def _check_endpoints(endpoints: Sequence[str]) -> None:
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
-            what = f"dispatch: '{endpoint}' is no endpoint"
+            what = f"dispatch: '{endpoint}' is not an endpoint"
             raise PassError(what, hint="give host:port, such as 127.0.0.1:6174")
         if endpoints.count(endpoint) > 1:
             what = f"dispatch: endpoint '{endpoint}' is given twice"

@@ -232,7 +232,7 @@ def test_a_parameter_that_is_updated_from_data_alone_crosses_and_is_kept_whole()
 
 
 def test_asking_for_another_name_says_what_there_is() -> None:
-    with pytest.raises(ProgramError, match="'u' is no parameter of 'p'") as error:
+    with pytest.raises(ProgramError, match="'u' is not a parameter of 'p'") as error:
         groups("""
       w = jax.sub(w, w@GRAD)
     """).group("u")

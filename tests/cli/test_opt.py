@@ -202,7 +202,7 @@ def test_bytes_that_are_no_text_are_a_user_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in error_of(["opt", str(tmp_path / "bytes")], capsys)
+    assert "is not text" in error_of(["opt", str(tmp_path / "bytes")], capsys)
 
 
 def test_a_missing_file_is_a_user_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,7 @@ def test_an_option_in_front_of_the_command_is_told_where_it_goes(
     with pytest.raises(SystemExit) as ended:
         main(["--import", "my_passes", "passes"])
     assert ended.value.code == 2
-    assert "--import is no option of jaxfleet itself: write it behind the command" in (
+    assert "--import is not an option of jaxfleet itself: write it behind the command" in (
         capsys.readouterr().err
     )
 

@@ -125,7 +125,7 @@ def test_a_failing_script_is_reported_as_far_as_it_came(
         (["nothing.txt"], "there is no nothing.txt"),
         (["nothing.py"], "there is no script nothing.py"),
         (["."], "contains no dump"),
-        (["p.txt", "--epochs"], "p.txt is no script and takes no arguments: --epochs"),
+        (["p.txt", "--epochs"], "p.txt is not a script and takes no arguments: --epochs"),
     ],
 )
 def test_a_wrong_target_is_refused(

@@ -28,7 +28,7 @@ def transpile(**arguments: Any) -> None:
     [
         ({"pservers": ["a:1"]}, TypeError, "pservers is of type list, not str"),
         ({"pservers": "a:1,a:1"}, ValueError, "'a:1' is given twice"),
-        ({"pservers": "a"}, ValueError, "'a' is no endpoint"),
+        ({"pservers": "a"}, ValueError, "'a' is not an endpoint"),
         ({"trainers": "a:1"}, ValueError, "trainers is 'a:1'"),
         ({"trainer_id": 2}, ValueError, "trainer_id is 2, and there are 2 trainers"),
         ({"trainer_id": -1}, ValueError, "trainer_id is -1"),

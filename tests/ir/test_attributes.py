@@ -61,7 +61,7 @@ def test_a_word_must_read_back_as_one(text: str) -> None:
 
 
 def test_a_block_reference_counts_from_zero() -> None:
-    with pytest.raises(ProgramError, match="-1 is no block's index"):
+    with pytest.raises(ProgramError, match="-1 is not a block's index"):
         BlockRef(-1)
 
 

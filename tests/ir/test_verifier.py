@@ -45,7 +45,7 @@ BROKEN = [
     (
         "sizes_are_not_negative",
         "y: f32[-1,4] = f(x)",
-        "'y' has type f32[-1,4]: -1 is no size; give what is known only at run time a letter",
+        "'y' has type f32[-1,4]: -1 is not a size; give what is known only at run time a letter",
     ),
     (
         "constants_have_values",

@@ -216,7 +216,7 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--nproc", "1", "--nodes", "a,b"], "which of several machines is this one?"),
         (["--nproc", "1", "--nodes", "a,b", "--node", "c"], "this machine, c, is none of the job"),
         (["--nproc", "1", "--nodes", "a,a", "--node", "a"], "the machine a is named twice"),
-        (["--nproc", "1", "--nodes", "a,,b", "--node", "a"], "'' is no machine's name"),
+        (["--nproc", "1", "--nodes", "a,,b", "--node", "a"], "'' is not a machine's name"),
         (["--nodes", "a,b", "--node", "a"], "a job on several machines has no name"),
         (["--nproc", "1", "--nodes", "a,b", "--node", "a"], "several machines has no secret"),
         (["--job", "j", "--nodes", "a,b", "--node", "a"], "several machines has no secret"),

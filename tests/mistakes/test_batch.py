@@ -68,7 +68,7 @@ def test_a_batch_leaf_that_is_no_array_of_numbers(names: Any) -> None:
         CaptureError,
         cause="the batch leaf 'batch/name",
         line="jf.capture(step, example=(state, {**batch()",
-        hint="leave out what is no array",
+        hint="leave out what is not an array",
     ):
         jf.capture(step, example=(state, {**batch(), "names": names}))
 

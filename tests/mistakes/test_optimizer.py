@@ -111,7 +111,7 @@ def test_parameters_that_are_not_in_the_state() -> None:
 
     with refused(
         CaptureError,
-        cause="the gradient 'b', f32[2], comes with a parameter that is no leaf of the state",
+        cause="the gradient 'b', f32[2], comes with a parameter that is not a leaf of the state",
         line="tx.update(grads, state",
         hint="take the parameters from the state",
     ):

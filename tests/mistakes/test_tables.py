@@ -224,7 +224,7 @@ def test_a_key_that_is_no_int64() -> None:
     step, state = stepped(lambda p, b: USERS(p["users"], b["ids"]))
     large = {**BATCH, "ids": BATCH["ids"].astype(np.uint64) + np.uint64(2**63)}
     run: Any = jf.distribute(step, (state, large), "single")
-    with pytest.raises(FeedError, match="which is no int64"):
+    with pytest.raises(FeedError, match="which is not an int64"):
         run(state, large)
 
 

@@ -112,7 +112,7 @@ def test_metrics_come_back_as_they_were_given(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a proxy that cannot reach the job
     monkeypatch.delenv("no_proxy", raising=False)
     metrics, address = served
-    with pytest.raises(ConnectError, match="is no server of jaxfleet's"):
+    with pytest.raises(ConnectError, match="is not a server of jaxfleet's"):
         scrape(address)  # there are no metrics yet
     said = 'says "no"\\, and\nmore'
     trainers = (TrainerMetrics(0, 7, 0.1, 0.25, said, has_left=False),)

@@ -240,8 +240,8 @@ def test_a_server_may_get_nothing() -> None:
         ("servers=0", "servers is 0"),
         ("max_imbalance=0.5", "max_imbalance is 0.5"),
         ("max_imbalance=nan", "max_imbalance is nan"),
-        ('endpoints=["localhost"]', "'localhost' is no endpoint"),
-        ("endpoints=[h:65536]", "'h:65536' is no endpoint"),
+        ('endpoints=["localhost"]', "'localhost' is not an endpoint"),
+        ("endpoints=[h:65536]", "'h:65536' is not an endpoint"),
         ("endpoints=[h:1,h:1]", "'h:1' is given twice"),
     ],
 )

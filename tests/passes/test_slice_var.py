@@ -226,11 +226,11 @@ def test_a_program_that_was_not_cut_says_what_to_run() -> None:
 @pytest.mark.parametrize(
     ("slices", "why"),
     [
-        ('"w"', "it is no list"),
+        ('"w"', "it is not a list"),
         ('["w"]', "'w' is not a parameter and the rows of its slices"),
         ('[["w", [4, -4, 8]]]', "is not a parameter and the rows"),
         ('[["w", [4, 1.5]]]', "is not a parameter and the rows"),
-        ('[["v", [8]]]', "'v' is no variable of it"),
+        ('[["v", [8]]]', "'v' is not a variable of it"),
         ('[["w", [4, 3]]]', r"\[4, 3\] are not the rows of 'w: f32\[8,4\]'"),
         ('[["w", []]]', r"\[\] are not the rows"),
     ],

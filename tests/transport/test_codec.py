@@ -118,7 +118,7 @@ def test_what_no_frame_can_hold_is_refused_where_it_is_sent() -> None:
 EIGHT = b"\0" * 8
 MALFORMED: dict[str, tuple[list[bytes], str]] = {
     "no frames": ([], "1 to 9 frames, not 0"),
-    "an empty frame": ([b""], "no msgpack"),
+    "an empty frame": ([b""], "not msgpack"),
     "not a map": ([msgpack.packb([1])], "a header is a map of"),
     "trailing bytes": ([raw() + b"\0", EIGHT], "ExtraData"),
     "another version": (
@@ -137,10 +137,10 @@ MALFORMED: dict[str, tuple[list[bytes], str]] = {
     "a body that is a list": ([raw(body=[1]), EIGHT], "a body is a map, not a list"),
     "a body with bytes": ([raw(body={"a": b"x"}), EIGHT], "the body holds a bytes"),
     "a body with keys of no text": ([raw(body={"a": {b"k": 1}}), EIGHT], "a key in the body"),
-    "numbers as keys": ([raw(body={1: 1}), EIGHT], "no msgpack"),
+    "numbers as keys": ([raw(body={1: 1}), EIGHT], "not msgpack"),
     "an extension type": ([raw(body={"a": msgpack.ExtType(5, b"x")}), EIGHT], "extension type, 5"),
     "a time": ([raw(body={"a": msgpack.Timestamp(1)}), EIGHT], "the body holds a Timestamp"),
-    "text that is no text": ([raw(sender="???").replace(b"???", b"\xff" * 3), EIGHT], "Unicode"),
+    "text that is not text": ([raw(sender="???").replace(b"???", b"\xff" * 3), EIGHT], "Unicode"),
     "a key twice": ([raw().replace(b"\xa4step", b"\xa4kind"), EIGHT], "a key twice"),
     "an array too many": ([raw(), EIGHT, EIGHT], "does not name the 2 arrays"),
     "an array too few": ([raw()], "does not name the 0 arrays"),
@@ -175,7 +175,7 @@ def test_a_deep_body_is_refused() -> None:
     for depth in (20, 500, 5000):
         nested = b"\x91" * depth + b"\xc0"
         header = raw(body="????").replace(b"\xa4????", b"\x81\xa1a" + nested)
-        with pytest.raises(FrameError, match=r"nested too deep|no msgpack"):
+        with pytest.raises(FrameError, match=r"nested too deep|not msgpack"):
             decode([header, EIGHT], LIMITS)
 
 
@@ -189,7 +189,7 @@ def test_many_small_values_are_refused_before_they_fill_the_memory() -> None:
 
 def test_a_list_that_claims_more_than_came_allocates_nothing() -> None:
     header = raw(body="????").replace(b"\xa4????", b"\x81\xa1a\xdd\xff\xff\xff\xff")
-    with pytest.raises(FrameError, match="no msgpack"):
+    with pytest.raises(FrameError, match="not msgpack"):
         decode([header, EIGHT], LIMITS)
 
 

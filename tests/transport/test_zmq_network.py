@@ -175,9 +175,9 @@ def test_an_address_of_another_machine_is_named() -> None:
     "endpoint", ["", "6174", "host", "host:", ":1", "host:70000", "host:-1", "host:x"]
 )
 def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
-    with pytest.raises(StrategyError, match="is no endpoint"):
+    with pytest.raises(StrategyError, match="is not an endpoint"):
         ZmqNetwork().listen(endpoint)
-    with pytest.raises(StrategyError, match="is no endpoint"):
+    with pytest.raises(StrategyError, match="is not an endpoint"):
         ZmqNetwork().connect([endpoint])
 
 

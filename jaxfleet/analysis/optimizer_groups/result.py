@@ -101,7 +101,7 @@ class OptimizerGroups:
         if param in self._by_name:
             return self._by_name[param]
         known = ", ".join(group.name for group in self.groups[:5])
-        what = f"'{param}' is no parameter of '{self.program.name}'"
+        what = f"'{param}' is not a parameter of '{self.program.name}'"
         raise ProgramError(what, hint=f"its parameters are {known}")
 
     def __str__(self) -> str:

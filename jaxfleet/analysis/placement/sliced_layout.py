@@ -43,7 +43,7 @@ def slices_of(program: Program) -> tuple[Slice, ...]:
     for param, rows in _rows_by_param(program):
         variable = program.variables.get(param)
         if variable is None:
-            raise _wrong(program, "slices", f"'{param}' is no variable of it")
+            raise _wrong(program, "slices", f"'{param}' is not a variable of it")
         shape = known_shape(variable)
         if sum(rows) != sum(shape[:1]) or len(rows) < len(shape[:1]):
             what = f"{list(rows)} are not the rows of '{variable}'"
@@ -140,7 +140,7 @@ def _entries(program: Program, attr: str, pass_name: str) -> tuple[Attr, ...]:
         what = f"program '{program.name}' has no attribute '{attr}'"
         raise PassError(what, hint=f"run {pass_name} first")
     if not isinstance(value, tuple):
-        raise _wrong(program, attr, "it is no list")
+        raise _wrong(program, attr, "it is not a list")
     return value
 
 

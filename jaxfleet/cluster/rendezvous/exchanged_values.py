@@ -105,7 +105,7 @@ def _check_output(output: Any, array: np.ndarray[Any, Any]) -> None:
         what = f"the output is of type {type(output).__name__}, not an array or a list"
         raise WrongTypeError(what, source=source, hint="such as numpy.zeros_like(input)")
     if array.dtype.kind not in "biuf":
-        what = f"the input is {array.dtype}, which is no kind of number"
+        what = f"the input is {array.dtype}, which is not a kind of number"
         raise WrongTypeError(what, source=source, hint="give an array, or a list of numbers")
     if np.shape(output) != array.shape:
         what = f"the input is of shape {array.shape}, and the output of shape {np.shape(output)}"

@@ -81,7 +81,7 @@ class DownpourJob:
             JaxfleetError: a worker's gradients were rejected, or no worker is alive.
         """
         if endpoint not in self.endpoints:
-            what = f"'{endpoint}' is no server of the job"
+            what = f"'{endpoint}' is not a server of the job"
             raise mistake(what, f"one of {', '.join(self.endpoints)}")
         number, specs = list(self.endpoints).index(endpoint), job_tables(programs)
         facts = self._facts("pserver", number, specs)

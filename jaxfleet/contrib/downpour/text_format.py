@@ -175,7 +175,7 @@ class _Reader:
             if found is None:
                 self._words = [(self._text[at], at)]
                 self._at = 1
-                raise self._error(f"{self._text[at : at + 20]!r} is no word")
+                raise self._error(f"{self._text[at : at + 20]!r} is not a word")
             if found["word"] is not None:
                 yield found["word"], at
             at = found.end()

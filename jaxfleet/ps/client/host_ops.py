@@ -36,7 +36,7 @@ def server_reduction(op: Operator, dtype: np.dtype[Any]) -> str:
         return "sum"
     if op.type in {"c_allgather", "c_alltoall"}:
         return "gather"
-    what = f"'{op.type}' is no collective that parameter servers do"
+    what = f"'{op.type}' is not a collective that parameter servers do"
     raise ProgramError(what, op=op, hint="train with mode='collective'")
 
 

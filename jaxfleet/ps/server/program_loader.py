@@ -157,7 +157,7 @@ def _tables(program: Program) -> tuple[TableSpec, ...]:
 
 def _items(value: Attr, name: str) -> tuple[Attr, ...]:
     if not isinstance(value, tuple):
-        raise ProgramError(f"{name} is no list, but {value!r}")
+        raise ProgramError(f"{name} is not a list, but {value!r}")
     return value
 
 

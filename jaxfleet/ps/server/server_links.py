@@ -97,7 +97,9 @@ class PartialSums:
             server = plan.exchange.there.get(tensor.name) if plan.exchange is not None else None
             wanted = plan.types.get(tensor.name)
             if f"server {server}" != message.sender or wanted is None:
-                raise RequestError("bad_message", f"'{tensor.name}' is no part of {message.sender}")
+                raise RequestError(
+                    "bad_message", f"'{tensor.name}' is not a part of {message.sender}"
+                )
             if (tensor.array.dtype, tensor.array.shape) != (wanted.dtype, wanted.shape):
                 raise RequestError("bad_message", f"part '{tensor.name}' has another type")
         if scheduler.queued_bytes + tensors_bytes(message.tensors) > self.most_bytes:

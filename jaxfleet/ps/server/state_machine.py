@@ -309,7 +309,7 @@ class ServerCore:
     def _from_server(self, message: Message) -> None:
         number = self._links.number_of(message.sender)
         if number is None or message.body.get("program") != self._me.program:
-            raise RequestError("refused", f"{message.sender} is no other server of this job")
+            raise RequestError("refused", f"{message.sender} is not another server of this job")
         if message.kind is Kind.HEARTBEAT:
             self._links.heard(number, message, self._clock())
         elif message.kind is Kind.PARTS:

@@ -97,7 +97,7 @@ class ZmqNetwork:
 def _host_and_port(endpoint: str) -> tuple[str, int]:
     host, colon, port = endpoint.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        what = f"'{endpoint}' is no endpoint"
+        what = f"'{endpoint}' is not an endpoint"
         raise StrategyError(what, hint="write host:port, such as 127.0.0.1:6174 or [::1]:6174")
     return host, int(port)
 

@@ -113,7 +113,7 @@ def test_of_workers_that_wait_for_nobody_no_push_is_lost(tmp_path: Path, stalene
 def test_a_job_is_asked_for_what_it_has(tmp_path: Path) -> None:
     made, other = Job(), Job()
     job = DownpourJob(["a:1"], 2)
-    with pytest.raises(ProgramError, match="'b:1' is no server of the job"):
+    with pytest.raises(ProgramError, match="'b:1' is not a server of the job"):
         job.serve([made.main], "b:1")
     with pytest.raises(ProgramError, match="worker_id is 2"):
         job.connect([made.main], 2)

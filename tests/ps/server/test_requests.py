@@ -167,7 +167,9 @@ NO_PROGRAMS = {
     "nonsense": "expected a line 'program NAME' first",
     "program p\n  block 0\n": "is not one listen_and_serv",
     SGD.replace("pserver_id=0, ", ""): "does not say its pserver_id",
-    SGD.replace("optimize_blocks=[^1, ^2, ^3]", "optimize_blocks=7"): "optimize_blocks is no list",
+    SGD.replace(
+        "optimize_blocks=[^1, ^2, ^3]", "optimize_blocks=7"
+    ): "optimize_blocks is not a list",
     SGD.replace("b: f32[2]", "b: f32[n]"): "'b' is f32[n], which has letters for sizes",
     SGD.replace("block 3", "block 4"): "expected block 3: block 4",
 }

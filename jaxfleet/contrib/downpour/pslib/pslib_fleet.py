@@ -274,7 +274,7 @@ class PSLib(Fleet):
     @property
     def _tending(self) -> TableAdmin:
         if self._job is None:
-            what = "this process is no worker of a job with servers"
+            what = "this process is not a worker of a job with servers"
             hint = "call fleet.init_worker() first; without servers nobody keeps tables"
             raise mistake(what, hint, StrategyError)
         return self._job.tending
