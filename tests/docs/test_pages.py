@@ -19,7 +19,6 @@ SLOW = frozenset[str]()
 NOT_YET = frozenset(
     {
         "docs/fluid.md",
-        "docs/role-makers.md",
     }
 )
 ALL = [block for page in pages() for block in blocks_of(page)]
