@@ -32,6 +32,9 @@ PUBLIC = {
         REPLICATED SCATTER sharded Sharding ShardingKind ShardingPlan StateSharding SUM
         summed_state VARYING
     """,
+    "jaxfleet.board": """
+        Event EventDetector History Series Watch check_host check_libraries page_token serve_board
+    """,
     "jaxfleet.capture": """
         Captured EmbeddingTable Leaf Signature capture distributed_optimizer embedding_table
     """,

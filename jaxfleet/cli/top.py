@@ -1,6 +1,7 @@
-"""`jaxfleet top`: live activity of the servers and trainers of a job, in a terminal."""
+"""`jaxfleet top`: live activity of a job's servers and trainers, in a terminal or a browser."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.observability import Board, Sample, read_token, scrape
 
 _LONGEST_S = 3600.0
+_ENDED = "no server answers any more: the job has ended"
 _HERE = frozenset({"127.0.0.1", "localhost"})
 _BETWEEN_S = 0.5  # polls while the job has not begun
+_PORT = 9480  # of the board
+_LEAST_WEB_S = 0.5  # between two looks of the board, which keeps them for an hour
 
 
 def add_parser(commands: Any, about: str) -> None:
@@ -26,11 +30,17 @@ def add_parser(commands: Any, about: str) -> None:
     add = parser.add_argument
     add("servers", nargs="+", metavar="[HOST:]PORT", help="where servers give their metrics")
     add("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
-    wait = "the most seconds until a server answers (30); none with --once"
-    add("--wait", type=float, default=30.0, metavar="S", help=wait)
+    wait = "the most seconds until a server answers (30, or 0 with --once)"
+    add("--wait", type=float, metavar="S", help=wait)
     add("--once", action="store_true", help="look twice, print what was seen, and end")
     secret = "the job's secret, whose token metrics ask for; a running job of this user and"
     add("--secret-file", type=Path, metavar="FILE", help=f"{secret} machine needs none")
+    web = (
+        f"serve a page for a browser until Ctrl-C, at a port ({_PORT}); write it after the servers"
+    )
+    add("--web", type=int, nargs="?", const=_PORT, metavar="PORT", help=web)
+    host = "address of the page (127.0.0.1); another machine's browser needs a --secret-file"
+    add("--host", metavar="HOST", help=host)
     add("--token", action="store_true", help="print the token, for Prometheus, and end")
     parser.set_defaults(run=run)
 
@@ -40,31 +50,73 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.every <= _LONGEST_S:
         what = f"--every is {args.every:g}, and is a number of seconds up to {_LONGEST_S:g}"
         raise StrategyError(what)
+    if args.wait is not None and not 0 <= args.wait < float("inf"):
+        raise StrategyError(f"--wait is {args.wait:g}, and is a number of seconds")
+    if args.web is None and args.host is not None:
+        raise StrategyError("--host is the address of the page", hint="give --web too")
     addresses = [at if ":" in at else f"127.0.0.1:{at}" for at in args.servers]
     tokens = _Tokens(args.secret_file)
     if args.token:
         return _print_token(tokens.of(addresses[0]))
     board = Board(addresses, tokens.scrape)
-    _look_until_one_answers(board, 0.0 if args.once else args.wait)
+    wait_s = args.wait if args.wait is not None else 0.0 if args.once else 30.0
+    if args.web is not None:
+        _check_web(args, tokens.of_all)
+    _look_until_one_answers(board, wait_s)
     if not board.answers:
         for address, looked in board.found.items():
             log(f"error: no metrics at {address}: {looked.error}")
         log("  hint: start the job with JAXFLEET_METRICS_PORT=P, and name the ports P, P + 1, ...")
         return USER_ERROR
+    if args.web is not None:
+        known = next((token for token in map(tokens.of, addresses) if token is not None), None)
+        return _serve(board, args, known)
     return _once(board, args.every) if args.once else _live(board, args.every)
+
+
+def _check_web(args: argparse.Namespace, token: str | None) -> None:
+    """Checks what the board needs before it waits for a job."""
+    from jaxfleet.board import check_host, check_libraries  # noqa: PLC0415  # only with --web
+
+    if args.once:
+        raise StrategyError("--once and --web exclude each other", hint="leave one out")
+    if not 0 <= args.web < 1 << 16:
+        raise StrategyError(f"--web is {args.web}, and is a port up to 65535")
+    if args.every < _LEAST_WEB_S:
+        what = f"--every is {args.every:g}, and at least {_LEAST_WEB_S:g} with --web"
+        raise StrategyError(what, hint="the board keeps an hour of looks")
+    if args.host is not None:
+        check_host(args.host, token)
+    check_libraries()
+
+
+def _serve(board: Board, args: argparse.Namespace, token: str | None) -> int:
+    from jaxfleet.board import Watch, page_token, serve_board  # noqa: PLC0415  # as above
+
+    serve_board(
+        Watch(board, args.every),
+        host=args.host or "127.0.0.1",
+        port=args.web,
+        token=None if token is None else page_token(token),
+        every_s=args.every,
+        on_listening=lambda address: print(
+            f"the board is at {address} (Ctrl-C ends it)", flush=True
+        ),
+    )
+    return 0
 
 
 class _Tokens:
     """Finds the tokens of servers' metrics."""
 
     def __init__(self, secret_file: Path | None) -> None:
-        self._of_all = None if secret_file is None else _token_of(secret_file)
+        self.of_all = None if secret_file is None else _token_of(secret_file)
 
     def of(self, address: str) -> str | None:
         """Returns the token of a server; None if none is needed or known."""
         host, _, port = address.rpartition(":")
-        if self._of_all is not None or host not in _HERE or not port.isdigit():
-            return self._of_all
+        if self.of_all is not None or host not in _HERE or not port.isdigit():
+            return self.of_all
         return read_token(int(port))
 
     def scrape(self, address: str) -> Sample:
@@ -109,6 +161,8 @@ def _once(board: Board, every_s: float) -> int:
 
 def _live(board: Board, every_s: float) -> int:
     found = board.tables()
+    if not sys.stdout.isatty():
+        return _lines(board, every_s)
     from rich.live import Live  # noqa: PLC0415  # as above
 
     with Live(found, screen=False, auto_refresh=False) as live:
@@ -120,5 +174,23 @@ def _live(board: Board, every_s: float) -> int:
                     live.update(board.tables(), refresh=True)
         except KeyboardInterrupt:
             return 0
-    log("no server answers any more: the job has ended")
+    log(_ENDED)
+    return 0
+
+
+def _lines(board: Board, every_s: float) -> int:
+    """Prints the board after each look, one after the other: the output is a file or a pipe."""
+    from rich.console import Console  # noqa: PLC0415  # as above
+
+    console = Console(highlight=False, width=120, soft_wrap=True)
+    try:
+        while board.answers:
+            console.print(time.strftime("%Y-%m-%d %H:%M:%S"))
+            console.print(board.tables())
+            sys.stdout.flush()
+            time.sleep(every_s)
+            board.look()
+    except KeyboardInterrupt:
+        return 0
+    log(_ENDED)
     return 0

@@ -1,5 +1,6 @@
 """Client of a server's metrics: a parser for those that `top` shows, and the files of tokens."""
 
+import math
 import os
 import time
 import urllib.error
@@ -81,6 +82,8 @@ def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) ->
         sample.doing[int(labels["trainer"])] = labels["doing"]
     elif name == "trainer_scalar":
         sample.scalars.setdefault(int(labels["trainer"]), {})[labels["name"]] = value
+    elif not math.isfinite(value):
+        pass  # only a trainer's own scalars may be
     elif "trainer" in labels:
         sample.of_trainers.setdefault(int(labels["trainer"]), {})[name] = value
     elif "table" in labels:

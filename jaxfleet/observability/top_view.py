@@ -1,17 +1,22 @@
 """View of `jaxfleet top`: rates between two samples of every server of a job."""
 
+import socket
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.observability.scrape import Sample, scrape
 
 _MB = 1e6
 _NOTABLE = 0.1  # least share of the time that the others wait for the slowest
 _CLEARLY = 1.1  # times the time that any other takes for a step of its own
 _APART = 2  # more steps behind than messages in flight explain
+
+
+_MOST_AT_A_TIME = 16
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,19 @@ class Board:
     found: dict[str, Looked] = field(default_factory=dict)
 
     def look(self) -> None:
-        for address in self.addresses:
-            sample: Sample | str
-            try:
-                sample = self.look_at(address)
-            except OSError as error:
-                sample = str(error)
+        """Samples all servers at the same time: one that does not answer delays no other."""
+        with ThreadPoolExecutor(max_workers=_MOST_AT_A_TIME) as threads:
+            samples = list(threads.map(self._sample, self.addresses))
+        for address, sample in zip(self.addresses, samples, strict=True):
             self.found[address] = self.found.get(address, Looked()).then(sample)
+
+    def _sample(self, address: str) -> Sample | str:
+        try:
+            return self.look_at(address)
+        except ConnectError as error:
+            return str(error)
+        except OSError as error:
+            return _reason(error)
 
     @property
     def answers(self) -> list[Looked]:
@@ -167,6 +178,22 @@ class Board:
             words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard, one.doing
             table.add_row(name, *words)
         return table
+
+
+def _reason(error: OSError) -> str:
+    """Describes why a server gave no metrics, without the words of the library."""
+    inner = getattr(error, "reason", error)
+    if isinstance(inner, TimeoutError):
+        return "does not answer in time"
+    if isinstance(inner, ConnectionRefusedError):
+        return "is not there: nothing listens at its port"
+    if isinstance(inner, ConnectionError):
+        return "closed the connection"
+    if isinstance(inner, socket.gaierror):
+        return f"has no address: {inner.strerror}"
+    if isinstance(inner, OSError) and inner.strerror:
+        return f"does not answer: {inner.strerror}"
+    return str(inner)
 
 
 def _slowest(seen: Iterable[Seen]) -> int | None:

@@ -85,7 +85,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             programs=programs, pace=self._pace,
         )  # fmt: skip
         specs = specs_of(captured.program)
-        self._lines = TrainerConnection(lambda: connect(self._job), self._pace, specs)
+        self._lines = TrainerConnection(lambda: self._connected(connect), self._pace, specs)
         self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
         self._scalars = ScalarMetrics()
@@ -101,6 +101,16 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         self._compares = (
             self._pace.is_sync and strategy.batch == "global" and self._job.trainers > 1
         )
+
+    def _connected(self, connect: Callable[[JobPrograms], Client]) -> Client:
+        """Returns a client whose heartbeats report this step's scalar metrics."""
+        client = connect(self._job)
+        client.publish(self._newest_scalars)
+        return client
+
+    def _newest_scalars(self) -> tuple[int, Mapping[str, float]]:
+        newest = self._scalars.latest()
+        return newest.step, newest.values
 
     @property
     def program(self) -> Program:

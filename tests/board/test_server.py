@@ -1,0 +1,133 @@
+"""The board's page is for this machine, or for whoever has the token."""
+
+import pytest
+
+from jaxfleet.board import Watch, check_host, page_token
+from jaxfleet.board.guard import Guard
+from jaxfleet.board.server import make_app, serve_board
+from jaxfleet.cli import main
+from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.observability import Board
+from tests.board.test_history import A, sample
+
+pytest.importorskip("starlette", reason="needs the extra `board`")
+pytest.importorskip("uvicorn", reason="needs the extra `board`")
+
+TOKEN = page_token("of metrics")
+Response = tuple[int, dict[str, str], bytes]
+
+
+def watch() -> Watch:
+    return Watch(Board([A], look_at=lambda _: sample()))
+
+
+def ask(
+    path: str, *, token: str | None = None, method: str = "GET", query: str = "", **fields: str
+) -> Response:
+    """Asks the board, without a network."""
+    import asyncio  # noqa: PLC0415
+
+    guard = Guard(make_app(watch(), every_s=1.0), host="127.0.0.1", port=80, token=token)
+    headers = [(b"host", b"127.0.0.1:80")] if "host" not in fields else []
+    headers += [(name.encode(), value.encode()) for name, value in fields.items()]
+    scope = {
+        "type": "http", "method": method, "path": path, "headers": headers, "root_path": "",
+        "query_string": query.encode(), "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: object) -> None:
+        sent.append(message)  # type: ignore[arg-type]
+
+    asyncio.run(guard(scope, receive, send))
+    start, *bodies = sent
+    found = {name.decode(): value.decode() for name, value in start["headers"]}  # type: ignore[attr-defined]
+    return int(str(start["status"])), found, b"".join(bytes(x.get("body", b"")) for x in bodies)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["", "page.js", "page.css", "uplot.js", "uplot.css"])
+def test_the_page_comes_from_this_machine_alone(name: str) -> None:
+    status, headers, body = ask(f"/{name}")
+    assert (status, len(body) > 500) == (200, True)
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    if not name.startswith("uplot"):
+        assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b"")
+        assert b"https://" not in body
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example"])
+def test_another_name_is_refused(host: str) -> None:
+    assert ask("/", host=host)[0] == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:80", "127.0.0.1", "[::1]:80"])
+def test_a_name_of_this_machine_is_served(host: str) -> None:
+    assert ask("/", host=host)[0] == 200
+
+
+def test_a_token_is_asked_for_and_kept_in_a_cookie() -> None:
+    for path in ("/", "/stream", "/page.js"):
+        assert ask(path, token=TOKEN)[0] == 401
+    assert ask("/", token=TOKEN, query="token=wrong")[0] == 401
+    assert ask("/", token=TOKEN, cookie="jaxfleet_board_80=wrong")[0] == 401
+    status, headers, _ = ask("/", token=TOKEN, query=f"token={TOKEN}")
+    assert (status, headers["location"]) == (303, "/")
+    kept = headers["set-cookie"]
+    assert "HttpOnly" in kept
+    assert "SameSite=Strict" in kept
+    assert ask("/", token=TOKEN, cookie=kept.partition(";")[0])[0] == 200
+    assert ask("/", token=TOKEN, authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_only_reading_is_allowed() -> None:
+    assert ask("/", method="POST")[0] == 405
+    assert ask("/../../etc/passwd")[0] == 404
+
+
+def test_a_page_for_other_machines_needs_a_token() -> None:
+    check_host("127.0.0.1", None)
+    check_host("::1", None)
+    check_host("0.0.0.0", TOKEN)  # noqa: S104
+    for host in ("0.0.0.0", "10.0.0.7", "a.example"):  # noqa: S104
+        with pytest.raises(StrategyError, match="would show the job"):
+            check_host(host, None)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    import socket  # noqa: PLC0415
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConnectError, match=f"cannot be served at 127.0.0.1:{port}"):
+            serve_board(watch(), host="127.0.0.1", port=port)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--web", "--once"], "--once and --web exclude each other"),
+        (["--web", "70000"], "--web is 70000"),
+        (["--web", "--every=0.1"], "at least 0.5 with --web"),
+        (["--web", "--host=0.0.0.0"], "would show the job to every machine"),
+        (["--host=127.0.0.1"], "--host is the address of the page"),
+        (["--wait=-1"], "--wait is -1"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "1", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_the_extra_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jaxfleet.board.server.find_spec", lambda _: None)
+    assert main(["top", "1", "--web"]) == 2
+    assert "pip install 'jaxfleet[board]'" in capsys.readouterr().err
