@@ -49,7 +49,7 @@ def test_the_ground_is_white_on_dark_pages_too(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(StrategyError, match="no format of a picture"):
+    with pytest.raises(StrategyError, match="not a format of a picture"):
         lines(tmp_path / "a.picture")
     assert list(tmp_path.iterdir()) == []
 

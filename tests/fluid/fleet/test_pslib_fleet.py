@@ -152,7 +152,7 @@ def test_a_worker_of_the_fleet_trains_as_one_process_without_servers(tmp_path: P
     alone.train(paths)
     for name, value in alone.seen().items():
         np.testing.assert_allclose(served[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-    with pytest.raises(ValueError, match="no worker of a job with servers"):
+    with pytest.raises(ValueError, match="not a worker of a job with servers"):
         alone.fleet.save_persistables(alone.exe, str(tmp_path))
     alone.fleet.stop_worker()
 
