@@ -112,6 +112,11 @@ class DistributedStrategy:
             sum over every gradient. If devices or trainers train independently, only the affected
             one's step is skipped; with `merge`, all calls of the update.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> jf.DistributedStrategy(mode="pserver", communication="async", staleness=4)
+        DistributedStrategy(mode='pserver', communication='async', staleness=4)
     """
 
     mode: Literal["single", "collective", "pserver"] = "collective"

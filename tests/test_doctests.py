@@ -6,10 +6,13 @@ few modules have examples.
 
 import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import jaxfleet
 
 ROOT = Path(__file__).parent.parent
 _EXAMPLE = re.compile(r"^\s*>>> ", re.MULTILINE)
@@ -31,3 +34,14 @@ def test_the_examples_of_a_module_give_what_they_show(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted
     assert not result.failed
+
+
+def test_every_class_and_function_of_the_package_has_an_example() -> None:
+    values = {name: getattr(jaxfleet, name) for name in dir(jaxfleet) if not name.startswith("_")}
+    named = {
+        name: inspect.getdoc(value) or ""
+        for name, value in values.items()
+        if inspect.isclass(value) or inspect.isroutine(value)
+    }
+    assert "distribute" in named
+    assert [name for name, text in named.items() if not _EXAMPLE.search(text)] == []

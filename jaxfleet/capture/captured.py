@@ -39,6 +39,15 @@ class Captured:
         keys: the leaves of the batch that are only keys of tables: integers of any type, as only
             the host reads them.
         arguments: of a step that takes more than a state and a batch; else None.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> def add_rows(total, batch):
+        ...     return total + batch.sum(0), {"largest": batch.max()}
+        >>> captured = jf.capture(add_rows, example=(jnp.zeros(2), jnp.ones((4, 2))))
+        >>> captured.metrics, captured.rows
+        (('metrics/largest',), None)
     """
 
     program: Program
@@ -82,6 +91,20 @@ def capture(
     Raises:
         CaptureError: the step or the example cannot be captured.
         Exception: whatever the user's step raises.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> def add_rows(total, batch):
+        ...     return total + batch.sum(0), {}
+        >>> print(jf.capture(add_rows, example=(jnp.zeros(2), jnp.ones((4, 2)))).program)
+        program add_rows {batch=<b>}
+          data  batch: f32[b,2]
+          state state: f32[2]
+          block 0
+            forward
+              reduce_sum.1: f32[2] = jax.reduce_sum(batch) {axes=[0]}
+              state = jax.add(state, reduce_sum.1)
     """
     _check_callable(step, example)
     with rare_collections(), _noting_arguments(step, example):

@@ -65,6 +65,19 @@ def distributed_optimizer(
     Raises:
         CaptureError: the argument is not an optimizer; or, when `update` runs, a gradient's shape
             differs from its parameter's.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> import optax
+        >>> tx = jf.distributed_optimizer(optax.sgd(0.5))
+        >>> def train_step(w, batch):
+        ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((w - batch) ** 2))(w)
+        ...     updates, _ = tx.update(gradient, tx.init(w), w)
+        ...     return optax.apply_updates(w, updates), loss
+        >>> train_step(jnp.zeros(2), jnp.ones((4, 2)))
+        (Array([0.5, 0.5], dtype=float32), Array(1., dtype=float32))
     """
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         what = f"distributed_optimizer: {type(optimizer).__name__} is not an optimizer"

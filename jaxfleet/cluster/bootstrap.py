@@ -65,6 +65,13 @@ def initialize(
         ConnectError: some processes did not arrive in time; the message names them.
         StrategyError: the environment contradicts itself, a time is not positive, or jax has
             already started.
+
+    Examples:
+        A process that no launcher started is alone:
+
+        >>> import jaxfleet as jf
+        >>> jf.initialize()
+        RankPlace(rank=0, size=1)
     """
     if _joined:
         return RankPlace(_joined[0].rank, _joined[0].size)

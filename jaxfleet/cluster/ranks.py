@@ -17,6 +17,11 @@ def rank() -> int:
 
     Raises:
         StrategyError: this process is a server, or its environment contradicts itself.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> f"log-{jf.rank()}.txt"
+        'log-0.txt'
     """
     return _place().rank
 
@@ -26,6 +31,12 @@ def size() -> int:
 
     Raises:
         StrategyError: this process is a server, or its environment contradicts itself.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> global_rows = 64
+        >>> global_rows // jf.size()
+        64
     """
     return _place().size
 
@@ -35,6 +46,12 @@ def is_first() -> bool:
 
     Raises:
         StrategyError: the environment contradicts itself.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> if jf.is_first():
+        ...     print("step 100: loss 0.31")
+        step 100: loss 0.31
     """
     return not is_server() and rank() == 0
 
@@ -132,6 +149,11 @@ def split_files(
 
     Raises:
         StrategyError: the rank is out of range, or this process is a server.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> jf.split_files(["a.csv", "b.csv", "c.csv"], rank=0, size=2)
+        ['a.csv', 'b.csv']
     """
     if rank is None and size is None and is_server():
         return []  # the script may run on servers too, which do not train

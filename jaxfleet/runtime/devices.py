@@ -17,6 +17,13 @@ def emulate_devices(count: int) -> None:
 
     Raises:
         StrategyError: jax has started with fewer devices of this process.
+
+    Examples:
+        >>> import jax
+        >>> import jaxfleet as jf
+        >>> jf.emulate_devices(2)
+        >>> jax.local_device_count() >= 2
+        True
     """
     try:
         jax.config.update("jax_platforms", "cpu")

@@ -282,6 +282,22 @@ def distribute(
         StrategyError: the strategy does not fit the machine, this process does not belong to a job,
             or it is a rank and has not joined the others.
         FeedError: the example's batch cannot be divided among the devices.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> import optax
+        >>> tx = jf.distributed_optimizer(optax.sgd(0.5))
+        >>> def train_step(w, batch):
+        ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((w - batch) ** 2))(w)
+        ...     updates, _ = tx.update(gradient, tx.init(w), w)
+        ...     return optax.apply_updates(w, updates), loss
+        >>> w, batch = jnp.zeros(2), jnp.ones((8, 2))
+        >>> step = jf.distribute(train_step, example=(w, batch))
+        >>> w, loss = step(w, batch)
+        >>> w
+        Array([0.5, 0.5], dtype=float32)
     """
     chosen = as_strategy(strategy)
     folder = Path(dump_dir) if dump_dir is not None else None

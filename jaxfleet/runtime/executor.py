@@ -29,6 +29,23 @@ class Executor:
 
     Args:
         scope: where state lives between runs; by default a new one.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> from jaxfleet.ir import parse
+        >>> program = parse('''
+        ... program count
+        ...   data  x: f32[]
+        ...   state total: f32[]
+        ...   block 0
+        ...     forward
+        ...       total = jax.add(total, x)
+        ... ''')
+        >>> executor = jf.Executor()
+        >>> executor.scope["total"] = jnp.float32(1)
+        >>> executor.run(program, feed={"x": 2.0}, fetch=["total"])
+        [array(3., dtype=float32)]
     """
 
     def __init__(self, scope: Scope | None = None) -> None:

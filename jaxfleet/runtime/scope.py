@@ -22,6 +22,16 @@ class Scope(MutableMapping[str, Array]):
 
     Args:
         parent: the enclosing scope, which is never written to.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> scope = jf.Scope()
+        >>> scope["w"] = jnp.ones(2)
+        >>> inner = scope.new_scope()
+        >>> inner["h"] = jnp.zeros(3)
+        >>> scope, inner
+        (Scope(w), Scope(w, h))
     """
 
     def __init__(self, parent: "Scope | None" = None) -> None:

@@ -75,6 +75,21 @@ class Twin:
     Raises:
         StrategyError: there would be no server, or no trainer.
         CaptureError: the step cannot be captured, or there is no example to capture it for.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> import optax
+        >>> tx = jf.distributed_optimizer(optax.sgd(0.5))
+        >>> def train_step(w, batch):
+        ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((w - batch) ** 2))(w)
+        ...     updates, _ = tx.update(gradient, tx.init(w), w)
+        ...     return optax.apply_updates(w, updates), loss
+        >>> w, batch = jnp.zeros(2), jnp.ones((4, 2))
+        >>> twin = jf.Twin(train_step, (w, batch), servers=1, trainers=2)
+        >>> twin.run(w, [batch] * 3).states[0]
+        Array([0.875, 0.875], dtype=float32)
     """
 
     def __init__(
@@ -315,6 +330,19 @@ def verify(
         FeedError: a batch cannot be divided among the trainers, has other arguments than the
             step, or there is none; or there are both a state and an example, or neither.
         StrategyError: there would be no server, or no trainer.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> import optax
+        >>> tx = jf.distributed_optimizer(optax.sgd(0.5))
+        >>> def train_step(w, batch):
+        ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((w - batch) ** 2))(w)
+        ...     updates, _ = tx.update(gradient, tx.init(w), w)
+        ...     return optax.apply_updates(w, updates), loss
+        >>> jf.verify(train_step, jnp.zeros(2), [jnp.ones((4, 2))] * 3).agrees
+        True
     """
     if len(batches) == 0:
         raise FeedError("there is no batch to verify on", hint="pass a list of global batches")

@@ -52,6 +52,18 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         devices: where it runs.
         captured: the one-device program.
         tables: the tables that it looks up, which are kept here.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> def add_rows(total, batch):
+        ...     return total + batch.sum(0), {"largest": batch.max()}
+        >>> batch = jnp.ones((4, 2))
+        >>> step = jf.distribute(add_rows, example=(jnp.zeros(2), batch), strategy="single")
+        >>> step
+        Step('add_rows', mode='single', devices=1)
+        >>> step(jnp.zeros(2), batch)
+        (Array([4., 4.], dtype=float32), {'largest': Array(1., dtype=float32)})
     """
 
     _whole_trees = True  # one device may receive the user's state as it is

@@ -33,6 +33,20 @@ class TrainingStep(Protocol[State, Metrics_co]):
     A script written for it runs in every mode. In a server's process any use other than
     `program`, `explain`, `view`, `close` and `with` serves until the job ends, and ends the
     process.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> def train(step: jf.TrainingStep, state, batches):
+        ...     for batch in batches:
+        ...         state, _ = step(state, batch)
+        ...     return step.pull(state)
+        >>> def add_rows(total, batch):
+        ...     return total + batch.sum(0), {}
+        >>> batch = jnp.ones((4, 2))
+        >>> step = jf.distribute(add_rows, example=(jnp.zeros(2), batch), strategy="single")
+        >>> train(step, jnp.zeros(2), [batch] * 3)
+        Array([12., 12.], dtype=float32)
     """
 
     @property

@@ -194,6 +194,30 @@ def memory_optimize(
     Raises:
         ValueError: the level is neither 0 nor 1, or `skip_opt_set` is not a set or list.
         TypeError: `input_program` is not a program, or an entry is neither a variable nor a name.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> from jaxfleet.ir import parse
+        >>> program = parse('''
+        ... program p
+        ...   data  x: f32[4]
+        ...   block 0
+        ...     forward
+        ...       a: f32[4] = jax.exp(x)
+        ...       b: f32[4] = jax.sin(a)
+        ...       c: f32[4] = jax.cos(b)
+        ...       y: f32[4] = jax.tanh(c)
+        ... ''')
+        >>> print(jf.memory_optimize(program, {"y"}))
+        program p
+          data  x: f32[4]
+          block 0
+            temp  c: f32[4]
+            forward
+              a: f32[4] = jax.exp(x)
+              b: f32[4] = jax.sin(a)
+              a = jax.cos(b) {instead_of=[["a", "c"]]}
+              y: f32[4] = jax.tanh(a)
     """
     _check_program(input_program, "memory_optimize")
     if isinstance(level, bool) or level not in (0, 1):
@@ -225,6 +249,33 @@ def release_memory(
     Raises:
         ValueError: `skip_opt_set` is not a set or list.
         TypeError: `input_program` is not a program, or an entry is neither a variable nor a name.
+
+    Examples:
+        >>> import jaxfleet as jf
+        >>> from jaxfleet.ir import parse
+        >>> program = parse('''
+        ... program p
+        ...   data  x: f32[4]
+        ...   block 0
+        ...     forward
+        ...       a: f32[4] = jax.exp(x)
+        ...       b: f32[4] = jax.sin(a)
+        ...       c: f32[4] = jax.cos(b)
+        ...       y: f32[4] = jax.tanh(c)
+        ... ''')
+        >>> print(jf.release_memory(program, {"y"}))
+        program p
+          data  x: f32[4]
+          block 0
+            forward
+              a: f32[4] = jax.exp(x)
+              delete_var(X=x)
+              b: f32[4] = jax.sin(a)
+              delete_var(X=a)
+              c: f32[4] = jax.cos(b)
+              delete_var(X=b)
+              y: f32[4] = jax.tanh(c)
+              delete_var(X=c)
     """
     _check_program(input_program, "release_memory")
     return _rewritten(input_program, ReleaseMemory(_names(skip_opt_set, "release_memory")))

@@ -178,6 +178,17 @@ def embedding_table(
 
     Raises:
         CaptureError: the name, `dim` or a number of rows is invalid, or the table cannot be dense.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import jaxfleet as jf
+        >>> users = jf.embedding_table("users", dim=2, initializer=jf.tables.Constant(0.5))
+        >>> def total(handle, batch):
+        ...     return handle, users(handle, batch["ids"]).sum()
+        >>> batch = {"ids": jnp.array([3, 7, 3])}
+        >>> step = jf.distribute(total, example=(users.init(), batch), strategy="single")
+        >>> step(users.init(), batch)[1]
+        Array(3., dtype=float32)
     """
     if not name or not isinstance(name, str):
         raise CaptureError(f"a table's name is {name!r}", source=line_of_caller())
