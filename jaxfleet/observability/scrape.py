@@ -1,15 +1,14 @@
 """Client of a server's metrics: a parser for those that `top` shows, and the files of tokens."""
 
-import math
 import os
+import socket
+import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxfleet.errors import ConnectError, StrategyError
 PREFIX = "jaxfleet_"
 TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 24
+_MOST_VALUE = 1e30  # sums and rates of such values are finite
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,8 @@ def scrape(address: str, token: str | None = None) -> Sample:
         StrategyError: prometheus_client is not installed.
     """
     families = parser()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as trainers reach it
-    asked = urllib.request.Request(f"http://{address}/metrics")
-    if token is not None:
-        asked.add_header("Authorization", f"Bearer {token}")
     with suppress(HTTPException, ValueError, KeyError):  # not HTTP, not text, or other metrics
-        try:
-            with opener.open(asked, timeout=TIMEOUT_S) as answer:
-                text = answer.read(_MOST_BYTES).decode()
-        except urllib.error.HTTPError as error:
-            if error.code == HTTPStatus.UNAUTHORIZED:
-                what = "the job has a secret, and its metrics a token: give --secret-file FILE"
-                raise PermissionError(what) from error
-            raise
+        text = _fetch(address, token).decode()
         sample = Sample(time.monotonic())
         for name, labels, value in _metrics(families, text):
             _sort_in(sample, name, labels, value)
@@ -77,13 +66,47 @@ def scrape(address: str, token: str | None = None) -> Sample:
     raise ConnectError(f"what answers at {address} is not a server of jaxfleet's", hint=hint)
 
 
+def _fetch(address: str, token: str | None) -> bytes:
+    """Returns the answer of a server, which is asked without a proxy, as trainers reach it."""
+    fields = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
+        connection.connect()
+        # The timeout of a socket is one for each read, and a server may send a byte a second.
+        is_late = threading.Event()
+        timer = threading.Timer(TIMEOUT_S, _hang_up, (connection.sock, is_late))
+        timer.start()
+        try:
+            connection.request("GET", "/metrics", headers=fields)
+            answer = connection.getresponse()
+            text = answer.read(_MOST_BYTES)
+        except (OSError, HTTPException):
+            if not is_late.is_set():
+                raise
+        finally:
+            timer.cancel()
+    if is_late.is_set():
+        raise TimeoutError(f"{address} did not answer within {TIMEOUT_S:g} s")
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        what = "the job has a secret, and its metrics a token: give --secret-file FILE"
+        raise PermissionError(what)
+    if answer.status != HTTPStatus.OK:
+        raise HTTPException(f"status {answer.status}")  # also a redirect, which is not followed
+    return text
+
+
+def _hang_up(connection: socket.socket, is_late: threading.Event) -> None:
+    is_late.set()
+    with suppress(OSError):  # it has ended by itself
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:
     if name == "trainer_doing_info":
         sample.doing[int(labels["trainer"])] = labels["doing"]
     elif name == "trainer_scalar":
         sample.scalars.setdefault(int(labels["trainer"]), {})[labels["name"]] = value
-    elif not math.isfinite(value):
-        pass  # only a trainer's own scalars may be
+    elif not abs(value) <= _MOST_VALUE:
+        pass  # only a trainer's own scalars may be infinite, huge or no number
     elif "trainer" in labels:
         sample.of_trainers.setdefault(int(labels["trainer"]), {})[name] = value
     elif "table" in labels:

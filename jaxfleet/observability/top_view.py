@@ -103,7 +103,7 @@ class Board:
 
     def trainers(self) -> list[Seen]:
         numbers = sorted({n for one in self.answers if one.now for n in one.now.of_trainers})
-        steps = {n: int(max(self._of(n, "trainer_step"))) for n in numbers}
+        steps = {n: int(max(self._of(n, "trainer_step"), default=0.0)) for n in numbers}
         first = max(steps.values(), default=0)
         return [self._seen(number, steps[number], first) for number in numbers]
 
@@ -112,12 +112,12 @@ class Board:
             number,
             step,
             first - step,
-            min(self._of(number, "trainer_silent_seconds")),
+            min(self._of(number, "trainer_silent_seconds"), default=0.0),
             max(self._share(one, number, "late") or 0.0 for one in self.answers),
             min(self._shares(number, "own"), default=None),
             next((one.now.doing[number] for one in self.answers
                   if one.now is not None and number in one.now.doing), ""),
-            max(self._of(number, "trainer_left")) > 0,
+            max(self._of(number, "trainer_left"), default=0.0) > 0,
         )  # fmt: skip
 
     def _of(self, number: int, name: str) -> list[float]:
@@ -150,9 +150,9 @@ class Board:
         table = _table(rich, heads)
         for number, address in enumerate(self.addresses):
             one = self.found.get(address, Looked())
-            name = f"{number} {address}"
+            name = rich.Text(f"{number} {address}")
             if one.now is None:
-                table.add_row(name, one.error or "not looked at yet")
+                table.add_row(name, rich.Text(_printable(one.error or "not looked at yet")))
                 continue
             values = one.now.values
             rows = sum(counted.get("table_rows", 0.0) for counted in one.now.tables.values())
@@ -175,8 +175,8 @@ class Board:
         for one in seen:
             name = f"{one.number}{' slowest' if one.number == slowest else ''}"
             heard = "said bye" if one.has_left else f"{one.silent_s:.1f} s ago"
-            words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard, one.doing
-            table.add_row(name, *words)
+            words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard
+            table.add_row(name, *words, rich.Text(_printable(one.doing)))
         return table
 
 
@@ -241,9 +241,14 @@ def _table(rich: Any, heads: Iterable[str]) -> Any:
     return table
 
 
+def _printable(text: str) -> str:
+    """Returns a text of another process without what a terminal would obey."""
+    return "".join(mark if mark.isprintable() else "?" for mark in text)
+
+
 def _rich() -> Any:
     try:
-        from rich import console, table  # noqa: PLC0415  # an extra
+        from rich import console, table, text  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise StrategyError("top needs rich", hint="pip install 'jaxfleet[watch]'") from error
-    return SimpleNamespace(Group=console.Group, Table=table.Table)
+    return SimpleNamespace(Group=console.Group, Table=table.Table, Text=text.Text)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -131,3 +132,10 @@ def test_metrics_come_back_as_they_were_given(
     assert found.of_trainers[0]["trainer_late_seconds_total"] == 0.25
     assert found.tables["t"] == {"table_rows": 12, "table_bytes_held": 80.0}
     assert found.doing == {0: said}
+
+
+@pytest.mark.parametrize("doing", ["\x1b]0;title\x07", "[/red]", "[red]"])
+def test_a_terminal_does_not_obey_what_a_trainer_reports(doing: str) -> None:
+    board = Board([A], look_at=lambda _: replace(sample(10.0, 4, 0.0), doing={0: doing}))
+    board.look()
+    assert doing.replace("\x1b", "?").replace("\x07", "?") in text(board)
