@@ -5,7 +5,6 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -98,11 +97,9 @@ class Guard:
         kind, _, shown = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self._is_right(shown.strip())
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return False
-        return cookie is not None and self._is_right(cookie.value)
+        # SimpleCookie drops all cookies if one is malformed, as another port's may be.
+        cookies = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+        return any(name == self._cookie and self._is_right(value) for name, _, value in cookies)
 
     def _is_right(self, shown: str) -> bool:
         if self._token is None:

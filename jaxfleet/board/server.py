@@ -145,7 +145,7 @@ def _place(last: str, watch: Watch) -> tuple[int, int]:
     """Returns the numbers of samples and events that a page has, from its last event's id."""
     run, _, rest = last.partition("-")
     row, _, event = rest.partition("-")
-    if run != _run(watch) or not (row.isdigit() and event.isdigit()) or len(rest) > 30:
+    if run != _run(watch) or not (row.isdecimal() and event.isdecimal()) or len(rest) > 30:
         return 0, 0
     return min(int(row), watch.history.count), min(int(event), watch.event_count)
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxfleet.board import Watch, check_host, page_token
 from jaxfleet.board.guard import Guard
-from jaxfleet.board.server import make_app, serve_board
+from jaxfleet.board.server import _place, make_app, serve_board
 from jaxfleet.cli import main
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.observability import Board
@@ -82,6 +82,16 @@ def test_a_token_is_asked_for_and_kept_in_a_cookie() -> None:
     assert "SameSite=Strict" in kept
     assert ask("/", token=TOKEN, cookie=kept.partition(";")[0])[0] == 200
     assert ask("/", token=TOKEN, authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_a_malformed_cookie_of_another_port_does_not_hide_the_token() -> None:
+    cookies = f'theme={{"dark":1}}; jaxfleet_board_80={TOKEN}'
+    assert ask("/", token=TOKEN, cookie=cookies)[0] == 200
+
+
+def test_an_id_of_other_digits_begins_anew() -> None:
+    found = watch()
+    assert _place(f"{id(found):x}-\u00b2-1", found) == (0, 0)
 
 
 def test_only_reading_is_allowed() -> None:
