@@ -33,7 +33,7 @@ _ASKS = b"This board has a token: open the address that `jaxfleet top --web` pri
 
 def page_token(metrics_token: str) -> str:
     """Derives the token of the page, which does not open the metrics themselves."""
-    return hmac.new(metrics_token.encode(), b"jaxfleet board", hashlib.sha256).hexdigest()
+    return _derived(metrics_token, b"jaxfleet board")
 
 
 def check_host(host: str, token: str | None) -> None:
@@ -52,7 +52,9 @@ class Guard:
     """Lets requests through that name this machine and have the token.
 
     A page of another site cannot read the board: its requests carry no cookie, and if it has its
-    own name point at this machine (DNS rebinding), they name that site as their host.
+    own name point at this machine (DNS rebinding), they name that site as their host. Browsers send
+    a cookie to every port of a host, where other users may listen: that of the token is for a path
+    that they cannot guess.
 
     Args:
         app: answers the requests that pass.
@@ -66,6 +68,7 @@ class Guard:
         self._app, self._token = app, token
         self._hosts = {"localhost", host.lower(), socket.gethostname().lower()}
         self._cookie = f"jaxfleet_board_{port}"
+        self._folder = "" if token is None else f"/{_derived(token, b'path of the page')[:32]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,10 +81,14 @@ class Guard:
         elif scope["method"] not in {"GET", "HEAD"}:
             await _answer(send, 405, b"", Allow="GET, HEAD")
         elif self._is_right(_asked_token(scope)) and scope["path"] == "/":
-            cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-            await _answer(send, 303, b"", Location="/", **{"Set-Cookie": cookie})
+            place = f"{self._folder}/"
+            cookie = f"{self._cookie}={self._token}; Path={place}; HttpOnly; SameSite=Strict"
+            await _answer(send, 303, b"", Location=place, **{"Set-Cookie": cookie})
         elif self._token is None or self._has_token(headers):
-            await self._app(scope, receive, _with_headers(send))
+            path = scope["path"]
+            if path.startswith(f"{self._folder}/"):
+                path = path.removeprefix(self._folder)
+            await self._app({**scope, "path": path}, receive, _with_headers(send))
         else:
             await _answer(send, 401, _ASKS, **{"WWW-Authenticate": "Bearer"})
 
@@ -105,6 +112,10 @@ class Guard:
         if self._token is None:
             return False
         return hmac.compare_digest(shown.encode("utf-8", "replace"), self._token.encode())
+
+
+def _derived(token: str, purpose: bytes) -> str:
+    return hmac.new(token.encode(), purpose, hashlib.sha256).hexdigest()
 
 
 def _asked_token(scope: Scope) -> str:

@@ -76,12 +76,22 @@ def test_a_token_is_asked_for_and_kept_in_a_cookie() -> None:
     assert ask("/", token=TOKEN, query="token=wrong")[0] == 401
     assert ask("/", token=TOKEN, cookie="jaxfleet_board_80=wrong")[0] == 401
     status, headers, _ = ask("/", token=TOKEN, query=f"token={TOKEN}")
-    assert (status, headers["location"]) == (303, "/")
-    kept = headers["set-cookie"]
+    kept, place = headers["set-cookie"], headers["location"]
+    assert status == 303
     assert "HttpOnly" in kept
     assert "SameSite=Strict" in kept
-    assert ask("/", token=TOKEN, cookie=kept.partition(";")[0])[0] == 200
+    for path in ("", "page.js"):
+        assert ask(f"{place}{path}", token=TOKEN, cookie=kept.partition(";")[0])[0] == 200
+    assert ask(place, token=TOKEN)[0] == 401
     assert ask("/", token=TOKEN, authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_browsers_send_the_cookie_to_no_page_of_another_port() -> None:
+    _, headers, _ = ask("/", token=TOKEN, query=f"token={TOKEN}")
+    place = headers["location"]
+    assert f"; Path={place};" in headers["set-cookie"]
+    assert len(place) > 30  # not to be guessed
+    assert place.strip("/") not in TOKEN
 
 
 def test_a_malformed_cookie_of_another_port_does_not_hide_the_token() -> None:
