@@ -141,7 +141,7 @@ class MetricsLog:
         if isinstance(self._writer, TensorBoardWriter):  # any other is its owner's to close
             self._attempt(self._writer.close, "could not be closed")
         if self.failures > 1:
-            alert(f"{self._writer!r} failed {self.failures} times; those metrics are lost")
+            alert(f"{_shown(self._writer)} failed {self.failures} times; those metrics are lost")
 
     def __enter__(self) -> Self:
         return self
@@ -172,12 +172,20 @@ class MetricsLog:
             self.failures += 1
             if self.failures == 1:
                 said = f"{type(error).__name__}: {error}"
-                alert(f"{self._writer!r} {what}: {said}; the training goes on (warned of once)")
+                shown = _shown(self._writer)
+                alert(f"{shown} {what}: {said}; the training goes on (warned of once)")
 
     def _tell_left_out(self, count: int) -> None:
         if count and not self._told_of_left_out:
             self._told_of_left_out = True
             alert(f"the step returns {count} more scalar metrics than can be kept")
+
+
+def _shown(writer: object) -> str:
+    try:
+        return repr(writer)
+    except Exception:  # noqa: BLE001  # an error of the user's `__repr__` must not hide the first
+        return type(writer).__name__
 
 
 class Logging(ABC):

@@ -250,6 +250,21 @@ def test_a_writer_that_fails_is_named_once_with_its_step_and_training_goes_on(
     assert made.failures == 2
 
 
+def test_a_writer_that_cannot_be_shown_either_does_not_end_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Unshown(Failing):
+        def __repr__(self) -> str:
+            raise ValueError("no name")
+
+    writer = Unshown([2])
+    with caplog.at_level(logging.WARNING), distributed() as step:
+        step.log_to(writer)
+        trained(step, 3)
+    assert writer.steps == [1, 3]
+    assert "Unshown could not write the metrics of step 2: OSError: disk full" in caplog.messages[0]
+
+
 def test_a_writer_without_flush_will_do() -> None:
     class Bare:
         def __init__(self) -> None:
