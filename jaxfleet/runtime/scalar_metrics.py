@@ -157,8 +157,8 @@ def _is_scalar(leaf: Any) -> bool:
 
 
 def _is_ready(leaf: Any) -> bool:
-    # A script may have donated the array to a computation of its own. To ask a deleted array whether
-    # it is ready crashes jaxlib 0.10, so this asks in two steps.
+    # A script may have donated the array to a computation of its own. Asking a deleted array
+    # whether it is ready crashes jaxlib 0.10, so this asks in two steps.
     return not hasattr(leaf, "is_ready") or leaf.is_deleted() or leaf.is_ready()
 
 
