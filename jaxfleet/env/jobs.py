@@ -71,7 +71,7 @@ def read_meeting_dir() -> Path | None:
 
 
 def read_restart() -> int:
-    """Returns the number of restarts of this job (`JAXFLEET_RESTART`)."""
+    """Returns how often this process or its whole job was restarted (`JAXFLEET_RESTART`)."""
     return read_number(RESTART, least=0, hint="leave it to the launch") if get(RESTART) else 0
 
 
@@ -165,6 +165,8 @@ class PserverRole:
         insecure: `JAXFLEET_INSECURE`; a server may start without a secret.
         save_dirs: `JAXFLEET_SAVE_DIR`; folders for checkpoints that trainers save and restore.
         launch_id: `JAXFLEET_LAUNCH_ID`; distinguishes launches of the job.
+        restart: `JAXFLEET_RESTART`; how often this process, alone or with the whole job, was
+            started again: a trainer's life, the greater the newer.
     """
 
     role: Literal["trainer", "pserver"]
@@ -180,6 +182,7 @@ class PserverRole:
     insecure: bool = False
     save_dirs: tuple[Path, ...] = ()
     launch_id: str | None = None
+    restart: int = 0
 
     @property
     def own_checkpoints(self) -> Path | None:
@@ -214,6 +217,7 @@ def read_cluster() -> PserverRole | None:
         insecure=job.insecure,
         save_dirs=job.save_dirs,
         launch_id=get(LAUNCH_ID) or None,
+        restart=read_restart(),
     )
 
 
@@ -251,6 +255,7 @@ def cluster_environment(cluster: PserverRole) -> dict[str, str]:
         MEETING_DIR: cluster.meeting_dir,
         INSECURE: "1" if cluster.insecure else None,
         LAUNCH_ID: cluster.launch_id,
+        RESTART: cluster.restart or None,
         SAVE_DIR: os.pathsep.join(map(str, cluster.save_dirs)) or None,
     }
     return kept | {name: str(value) for name, value in settings.items() if value is not None}

@@ -19,7 +19,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "JAXFLEET_METRICS_HOST": "address at which servers serve metrics; 127.0.0.1 by default",
         "JAXFLEET_METRICS_PORT": "port of server 0's metrics; the other servers' follow",
         "JAXFLEET_PROGRESS": "`0` turns the progress of long work off",
-        "JAXFLEET_RESTART": "how often the job was restarted; `jaxfleet launch` sets it",
+        "JAXFLEET_RESTART": "how often this process, alone or with its job, was started again; "
+        "`jaxfleet launch` sets it",
         "JAXFLEET_SAVE_DIR": "folders, separated as in `PATH`, below which servers write and read "
         "the checkpoints that trainers name",
         "JAXFLEET_SECRET_FILE": "file with the job's secret; any process with its content may take "
