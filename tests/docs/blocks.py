@@ -4,8 +4,11 @@ A comment right above a block, which no reader sees:
 
     <!-- file: NAME -->     the block is the file NAME of the page's folder; it is written, not run
     <!-- output -->         the block is what the blocks since the last such one printed
+    <!-- prints -->         the last commands printed its lines in their order, among others
+    <!-- prints unordered -->  the same in any order
     <!-- raises: ERROR -->  the block ends with that exception
-    <!-- run -->           the block, of bash, is run and not only parsed
+    <!-- run -->            the block, of bash, is run and not only parsed
+    <!-- run: grid -->      the same, with the tests marked grid: it takes long
 """
 
 import re
@@ -13,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Pages whose blocks are files to save and commands, which start jobs: the grid executes them.
+FOLLOWED = ("docs/tutorials/", "docs/migrating/")
 LANGUAGES = frozenset({"python", "bash", "console", "text", "diff", "toml", "yaml", "json", "ini"})
 _BLOCK = re.compile(
     r"^(?:<!-- *(?P<marker>[^\n]*?) *-->\n+)?"
@@ -73,8 +78,9 @@ def blocks_of(page: str) -> list[Block]:
     return found
 
 
-def is_run(block: Block) -> bool:
-    """Whether running the page runs this block."""
+def is_run(block: Block, *, in_grid: bool = False) -> bool:
+    """Whether running the page runs this block, by default or also in the grid."""
     if block.marked("file") is not None:
         return False
-    return block.language == "python" or block.marked("run") == ""
+    when = {"", "grid"} if in_grid else {""}
+    return block.language == "python" or block.marked("run") in when

@@ -3,8 +3,9 @@
     python -m tests.docs.run_pages docs/steps.md docs/tables.md
 
 Each page gets a temporary folder with a link to examples/, and a process forked from one that has
-imported JAX and not started it, so that a page may choose its devices. The exit status is 1 if a
-page fails; `--json` prints the results for a test.
+imported JAX and not started it, so that a page may choose its devices. `--grid` also runs the
+commands that take long. The exit status is 1 if a page fails; `--json` prints the results for a
+test.
 """
 
 import argparse
@@ -26,8 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, blocks_of, is_run
+from tests.docs.printed_lines import missing_lines
 
-TIMEOUT_S = 240
+TIMEOUT_S = 240  # of a page
+GRID_TIMEOUT_S = 900  # the same with the commands that take long
 _PRELOADED = ("jax.numpy", "optax", "numpy", "jaxfleet.runtime", "jaxfleet.capture")
 _SECONDS = re.compile(r"\b\d+(\.\d+)? (m|u|n)?s\b")
 _OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -46,8 +49,8 @@ class PageError(Exception):
     """A block did something else than its page says."""
 
 
-def run_page(page: str) -> Result:
-    """Runs a page in a process of its own."""
+def run_page(page: str, *, in_grid: bool = False) -> Result:
+    """Runs a page in a process of its own, in the grid with the commands that take long."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -56,17 +59,17 @@ def run_page(page: str) -> Result:
         (work / "examples").symlink_to(ROOT / "examples")
         child = os.fork()
         if not child:
-            _run_and_exit(page, work, log)
-        status = _wait(child)
+            _run_and_exit(page, work, log, in_grid=in_grid)
+        status = _wait(child, GRID_TIMEOUT_S if in_grid else TIMEOUT_S)
         failure = "" if status == 0 else log.read_text(encoding="utf-8", errors="replace")
         if status and not failure.strip():
             failure = f"{page}: it ended with status {status}"
     return Result(page, failure, round(time.monotonic() - started, 1))
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, timeout_s: float) -> int:
     """Returns the exit status of a child, which ends with its group after the time limit."""
-    end = time.monotonic() + TIMEOUT_S
+    end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -76,7 +79,7 @@ def _wait(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _run_and_exit(page: str, work: Path, log: Path) -> None:
+def _run_and_exit(page: str, work: Path, log: Path, *, in_grid: bool) -> None:
     """Runs a page in this process, whose output and errors go to a file."""
     status = 1
     try:
@@ -86,7 +89,7 @@ def _run_and_exit(page: str, work: Path, log: Path) -> None:
             os.dup2(file.fileno(), 2)
             os.chdir(work)
             sys.path[0] = ""  # as `python` has it without a script
-            _run_blocks(blocks_of(page))
+            _run_blocks(blocks_of(page), in_grid=in_grid)
             status = 0
     except BaseException:  # noqa: BLE001  # the log has it; pytest's own handlers must not run here
         traceback.print_exc()
@@ -96,10 +99,11 @@ def _run_and_exit(page: str, work: Path, log: Path) -> None:
         os._exit(status)
 
 
-def _run_blocks(blocks: Sequence[Block]) -> None:
+def _run_blocks(blocks: Sequence[Block], *, in_grid: bool) -> None:
     module = types.ModuleType("__main__")  # so that what a block defines has a module, as pasted
     sys.modules["__main__"] = module
     sys.stdout = printed = io.StringIO()
+    last: str | None = None  # output of the last commands; None if they were left out
     for block in blocks:
         name = block.marked("file")
         if name:
@@ -109,10 +113,15 @@ def _run_blocks(blocks: Sequence[Block]) -> None:
             _compare(block, printed.getvalue())
             printed.seek(0)
             printed.truncate()
-        elif is_run(block) and block.language == "python":
+        elif block.marker.startswith("prints"):
+            _find_lines(block, last)
+        elif block.language == "python":
             _run_python(block, module)
-        elif is_run(block):
-            printed.write(_run_bash(block))
+        elif is_run(block, in_grid=in_grid):
+            last = _run_bash(block)
+            printed.write(last)
+        elif block.marked("run"):
+            last = None
 
 
 def _run_python(block: Block, module: types.ModuleType) -> None:
@@ -155,16 +164,26 @@ def _compare(block: Block, printed: str) -> None:
         raise PageError(f"{block.place}: the blocks above print something else\n{difference}")
 
 
+def _find_lines(block: Block, printed: str | None) -> None:
+    if printed is None:
+        return
+    in_order = block.marked("prints unordered") is None
+    if missing := missing_lines(printed, block.text, in_order=in_order):
+        lines = "\n".join(missing)
+        raise PageError(f"{block.place}: not printed:\n{lines}\nbut:\n{printed}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the pages that the arguments name."""
     parser = argparse.ArgumentParser(description="Runs the blocks of pages in fresh processes.")
     parser.add_argument("pages", nargs="+", metavar="PAGE")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--grid", action="store_true", help="also run commands that take long")
     args = parser.parse_args(argv)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     for name in _PRELOADED:
         importlib.import_module(name)
-    results = [run_page(page) for page in args.pages]
+    results = [run_page(page, in_grid=args.grid) for page in args.pages]
     if args.json:
         sys.stdout.write(json.dumps([asdict(result) for result in results]) + "\n")
         return 0
