@@ -1,5 +1,6 @@
-"""Every command of the documentation exists and takes the arguments that a page gives it."""
+"""Commands and options of the documentation are those of the parsers, and the other way round."""
 
+import argparse
 import importlib.util
 import itertools
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxfleet.cli.app import make_parser
+from jaxfleet.cli.app import COMMANDS, make_parser
 from tests.docs.blocks import ROOT, Block, blocks_of, pages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -36,7 +37,7 @@ def commands_of(block: Block) -> Iterator[list[str]]:
                 words.append(word)
 
 
-COMMANDS = [
+GIVEN = [
     pytest.param(block, words, id=f"{block.place}-{words[0]}")
     for page in pages()
     for block in blocks_of(page)
@@ -45,7 +46,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("block", "words"), COMMANDS)
+@pytest.mark.parametrize(("block", "words"), GIVEN)
 def test_a_command_of_a_page_is_one_that_exists(block: Block, words: list[str]) -> None:
     if words[0] == "mpirun":
         words = words[words.index("python") :]
@@ -64,3 +65,76 @@ def test_a_command_of_a_page_is_one_that_exists(block: Block, words: list[str]) 
             assert script in {*files, "train.py"} or (ROOT / script).is_file(), script
         case ["bash", script, *_]:
             assert (ROOT / script).is_file(), script
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {
+        option
+        for action in parser._actions  # noqa: SLF001  # argparse has no other way
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    [commands] = [
+        action
+        for action in make_parser([command])._actions  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+    ]
+    found: argparse.ArgumentParser = commands.choices[command]
+    return found
+
+
+OPTIONS = {command: options_of(parser_of(command)) for command in COMMANDS}
+# Options that prose names of other programs: pytest, the runner of pages, XLA, torchrun and scripts
+# of the reader. Those of Paddle's launchers are looked up in `jaxfleet/launch`.
+FOREIGN = {
+    "--checkpoints",
+    "--check",
+    "--cpu-seconds",
+    "--dist",
+    "--durations",
+    "--grid",
+    "--nproc-per-node",
+    "--randomly-seed",
+    "--xla_cpu_multi_thread_eigen",
+}
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+def prose_of(page: str) -> str:
+    """Returns a page without its fenced blocks, whose commands are parsed."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_option_that_prose_names_exists(page: str) -> None:
+    prose = prose_of(page)
+    launchers = [
+        ROOT / "jaxfleet/launch/paddle_launch.py",
+        ROOT / "jaxfleet/launch/paddle_launch_ps.py",
+    ]
+    scripts = [ROOT / script for script in re.findall(r"(?:benchmarks|examples)/\w+\.py", prose)]
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in [*launchers, *scripts])
+    known = set().union(*OPTIONS.values(), FOREIGN, OPTION.findall(texts))
+    assert sorted({*OPTION.findall(prose)} - known) == []
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_an_option_that_prose_gives_a_command_is_one_of_it(command: str) -> None:
+    spans = re.findall(
+        rf"`jaxfleet {command}\b([^`]*)`", "\n".join(prose_of(page) for page in pages())
+    )
+    named = {option for span in spans for option in OPTION.findall(span.split(".py")[0])}
+    assert sorted(named - OPTIONS[command]) == []
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_option_of_a_command_is_on_a_page_that_names_the_command(command: str) -> None:
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in pages()]
+    text = "\n".join(text for text in texts if f"jaxfleet {command}" in text)
+    named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) | {"--help"}
+    spellings = [a.option_strings for a in parser_of(command)._actions if a.option_strings]  # noqa: SLF001
+    assert [options for options in spellings if named.isdisjoint(options)] == []
