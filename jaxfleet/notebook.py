@@ -41,7 +41,13 @@ border:0;border-top:1px solid var(--line);white-space:normal;max-width:none}
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML already.
+
+    Examples:
+        >>> from jaxfleet.notebook import Markup, element
+        >>> element("b", "1 < 2", Markup("<br>"))
+        '<b>1 &lt; 2<br></b>'
+    """
 
     __slots__ = ()
 
@@ -53,6 +59,11 @@ def element(name: str, *children: str, **attributes: str) -> Markup:
         name: its tag.
         children: text, or elements.
         attributes: by name; `class_` is `class`, and `stroke_width` is `stroke-width`.
+
+    Examples:
+        >>> from jaxfleet.notebook import element
+        >>> element("a", "x < 1", href="#top", class_="p")
+        '<a href="#top" class="p">x &lt; 1</a>'
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
@@ -62,17 +73,36 @@ def element(name: str, *children: str, **attributes: str) -> Markup:
 
 
 def joined(*children: str) -> Markup:
-    """Returns text and elements, one after another."""
+    """Returns text and elements, one after another.
+
+    Examples:
+        >>> from jaxfleet.notebook import element, joined
+        >>> joined("loss & ", element("b", "0.5"))
+        'loss &amp; <b>0.5</b>'
+    """
     return Markup("".join(map(_escaped, children)))
 
 
 def shown(*children: str) -> str:
-    """Returns a whole representation."""
+    """Returns a whole representation.
+
+    Examples:
+        >>> from jaxfleet.notebook import element, shown
+        >>> html = shown(element("code", "fc1.w"))
+        >>> html[:23], html[-25:]
+        ('<div class="jaxfleet"><', '><code>fc1.w</code></div>')
+    """
     return element("div", element("style", Markup(_STYLE)), *children, class_="jaxfleet")
 
 
 def head(what: str, name: str, *facts: str) -> Markup:
-    """Returns the first line: a class, the name of the object, and facts about it."""
+    """Returns the first line: a class, the name of the object, and facts about it.
+
+    Examples:
+        >>> from jaxfleet.notebook import head
+        >>> head("Program", "train_step")
+        '<div><b>Program</b> <code>train_step</code></div>'
+    """
     parts = [element("b", what), " ", element("code", name)]
     for fact in facts:
         parts += [element("span", " \u00b7 ", class_="p"), fact]
@@ -85,6 +115,11 @@ def table(
     """Returns a table; without `heads`, the first cell of a row is its head.
 
     Columns `right`, counted from 0, are numbers.
+
+    Examples:
+        >>> from jaxfleet.notebook import table
+        >>> table([["w", "3"]], right=[1])
+        '<table><tr><th scope="row">w</th><td class="r">3</td></tr></table>'
     """
     ends, lines = set(right), []
     if heads:
@@ -106,7 +141,13 @@ def table(
 def cut_table(
     rows: Iterable[Sequence[str]], *, heads: Sequence[str], right: Iterable[int] = ()
 ) -> Markup:
-    """Returns a table of at most `MOST_ROWS` rows, with the number of those that are left out."""
+    """Returns a table of at most `MOST_ROWS` rows, with the number of those that are left out.
+
+    Examples:
+        >>> from jaxfleet.notebook import cut_table
+        >>> "950 more rows" in cut_table([[str(n)] for n in range(1000)], heads=["n"])
+        True
+    """
     found = list(rows)
     made = table(found[:MOST_ROWS], heads=heads, right=right)
     if len(found) <= MOST_ROWS:
@@ -116,7 +157,13 @@ def cut_table(
 
 
 def folded(summary: str, *children: str, is_open: bool = False) -> Markup:
-    """Returns parts under a line that opens and closes them."""
+    """Returns parts under a line that opens and closes them.
+
+    Examples:
+        >>> from jaxfleet.notebook import folded
+        >>> folded("2 passes", "dce, donate")
+        '<details><summary>2 passes</summary>dce, donate</details>'
+    """
     more = {"open": ""} if is_open else {}
     return element("details", element("summary", summary), *children, **more)
 

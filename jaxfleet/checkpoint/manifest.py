@@ -44,6 +44,14 @@ class Piece:
         start: the index of the first row in the whole array.
         whole_shape: the shape of the whole array.
         shared: other parts contain the same rows, bit for bit.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import Piece
+        >>> w = np.arange(12.0).reshape(6, 2)
+        >>> lower = Piece("w", w[4:], start=4, whole_shape=w.shape)
+        >>> lower.array.shape
+        (2, 2)
     """
 
     name: str
@@ -67,6 +75,15 @@ class PartReceipt:
         files: the number of files.
         bytes: their total size.
         sha256: of the part's manifest, which contains that of every block of rows.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import PartReceipt, Piece, write_part
+        >>> folder = Path("model")
+        >>> receipt = write_part(folder, "server 0", [Piece.whole("w", np.ones(2))], step=7)
+        >>> PartReceipt.from_plain(receipt.to_plain()) == receipt
+        True
     """
 
     part: str

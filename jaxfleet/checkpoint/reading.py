@@ -151,6 +151,18 @@ class Checkpoint:
         catalog: the location of every row of every array.
         sha256: of its manifest.
         after: for a delta, its base, which is in the same series.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import open_checkpoint, save_arrays
+        >>> folder = Path("model")
+        >>> save_arrays(folder, {"w": np.ones((4, 2))}, step=7, facts={"model": "mlp"})
+        >>> found = open_checkpoint(folder)
+        >>> found.step, found.names(), found.shape("w"), found.facts["model"]
+        (7, ('w',), (4, 2), 'mlp')
+        >>> found.read("w", 3)
+        array([[1., 1.]])
     """
 
     folder: Path
@@ -236,6 +248,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or a newer jaxfleet wrote it.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import open_checkpoint, save_arrays
+        >>> folder = Path("model")
+        >>> save_arrays(folder, {"w": np.ones(2)}, step=7)
+        >>> open_checkpoint(folder).step
+        7
     """
     path = folder / MANIFEST
     if not path.is_file():

@@ -69,6 +69,15 @@ def write_part(
     Raises:
         CheckpointError: the disk is full or fails, a piece is invalid, or the folder contains other
             files. Nothing of the part remains.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import Piece, write_part
+        >>> folder = Path("model")
+        >>> receipt = write_part(folder, "server 0", [Piece("w", np.ones(2), 0, (4,))], step=7)
+        >>> receipt.part, (folder / "checkpoint.json").exists()
+        ('server 0', False)
     """
     final = folder / part_folder(part)
     known = check_facts(step, facts)
@@ -142,7 +151,16 @@ def cannot_write(what: str, folder: Path, error: OSError) -> CheckpointError:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a write failed for lack of space, which may become available."""
+    """Whether a write failed for lack of space, which may become available.
+
+    Examples:
+        >>> import errno
+        >>> from jaxfleet.checkpoint import is_disk_full
+        >>> is_disk_full(OSError(errno.ENOSPC, "No space left on device"))
+        True
+        >>> is_disk_full(PermissionError(errno.EACCES, "Permission denied"))
+        False
+    """
     causes: BaseException | None = error
     while causes is not None:
         if getattr(causes, "errno", None) in _FULL or any(x in str(causes) for x in _FULL_TEXTS):
@@ -173,6 +191,21 @@ def commit(
     Raises:
         CheckpointError: the parts do not cover every row of every array once, are of different
             steps, are damaged, or the disk is full. An older checkpoint is unchanged.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import Piece, commit, open_checkpoint, write_part
+        >>> folder = Path("model")
+        >>> rows = np.arange(4.0)
+        >>> upper, lower = Piece("w", rows[:2], 0, (4,)), Piece("w", rows[2:], 2, (4,))
+        >>> receipts = [
+        ...     write_part(folder, "server 0", [upper], step=7),
+        ...     write_part(folder, "server 1", [lower], step=7),
+        ... ]
+        >>> commit(folder, receipts, step=7)
+        >>> open_checkpoint(folder).read("w", 1, 3)
+        array([1., 2.])
     """
     known = check_facts(step, facts)
     parts = [_part(folder, receipt, step) for receipt in receipts]
@@ -210,6 +243,16 @@ def discard(folder: Path, receipts: Iterable[PartReceipt]) -> None:
     Parts of the checkpoint in the folder stay: a commit may have failed at the very end, while
     waiting for the disk, after the new list of parts was in place. If that list cannot be read, all
     parts stay; the next commit into the folder removes those that it does not list.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import Piece, discard, write_part
+        >>> folder = Path("model")
+        >>> receipt = write_part(folder, "server 0", [Piece("w", np.ones(2), 0, (4,))], step=7)
+        >>> discard(folder, [receipt])
+        >>> folder.exists()
+        False
     """
     try:
         listed = _listed(folder)
@@ -245,6 +288,15 @@ def save_arrays(
 
     Raises:
         CheckpointError: the disk is full or fails, or a value cannot be saved.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import open_checkpoint, save_arrays
+        >>> folder = Path("model")
+        >>> save_arrays(folder, {"w": np.arange(3.0), "step": 7}, step=7)
+        >>> open_checkpoint(folder).read("w")
+        array([0., 1., 2.])
     """
     pieces = (Piece.whole(name, np.asarray(array)) for name, array in arrays.items())
     save_pieces(folder, pieces, step=step, facts=facts)
@@ -265,6 +317,14 @@ def save_pieces(
 
     Raises:
         CheckpointError: the disk is full or fails, or a value cannot be saved.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import Piece, save_pieces
+        >>> folder = Path("model")
+        >>> save_pieces(folder, [Piece.whole("w", np.ones(3))], step=7).part
+        'all'
     """
     receipt = write_part(folder, part, pieces, step=step)
     try:

@@ -24,6 +24,17 @@ class CheckpointSeries:
     Attributes:
         root: the parent folder, created by the first save.
         keep: how many checkpoints `prune` keeps.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from jaxfleet.checkpoint import CheckpointSeries, save_arrays
+        >>> series = CheckpointSeries(Path("run"), keep=2)
+        >>> for step in (100, 200, 300):
+        ...     save_arrays(series.path(step), {"w": np.ones(2)}, step=step)
+        >>> series.prune()
+        >>> series.steps(), series.latest()
+        ((200, 300), 300)
     """
 
     root: Path

@@ -14,7 +14,16 @@ _SERVERS, _WORKERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS"
 
 
 class FleetBase:
-    """Reports the role of this process and its peers, as given by a role maker."""
+    """Reports the role of this process and its peers, as given by a role maker.
+
+    Examples:
+        >>> from jaxfleet.cluster.roles import Role, UserDefinedRoleMaker
+        >>> from jaxfleet.fleet import FleetBase
+        >>> job = FleetBase()
+        >>> job.init(UserDefinedRoleMaker(1, Role.SERVER, 4, ["ps0:6174", "ps1:6174"]))
+        >>> job.server_index(), job.server_num(), job.worker_num()
+        (1, 2, 4)
+    """
 
     def __init__(self) -> None:
         self._role_maker: RoleMakerBase | None = None
@@ -60,34 +69,110 @@ class FleetBase:
         return self._role_maker
 
     def is_first_worker(self) -> bool:
+        """Whether this process is worker 0, which prints and saves.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.is_first_worker()
+            True
+        """
         return self.role_maker.is_first_worker()
 
     def worker_index(self) -> int:
-        """Returns the worker's number, from 0."""
+        """Returns the worker's number, from 0.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.worker_index()
+            0
+        """
         return self.role_maker.worker_index()
 
     def worker_num(self) -> int:
+        """Returns the number of workers of the job.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.worker_num()
+            1
+        """
         return self.role_maker.worker_num()
 
     def is_worker(self) -> bool:
+        """Whether this process trains.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.is_worker()
+            True
+        """
         return self.role_maker.is_worker()
 
     def is_server(self) -> bool:
+        """Whether this process is a parameter server.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.is_server()
+            False
+        """
         return self.role_maker.is_server()
 
     def server_index(self) -> int:
-        """Returns the server's number, from 0."""
+        """Returns the server's number, from 0.
+
+        Examples:
+            >>> from jaxfleet.cluster.roles import Role, UserDefinedRoleMaker
+            >>> from jaxfleet.fleet import FleetBase
+            >>> job = FleetBase()
+            >>> job.init(UserDefinedRoleMaker(1, Role.SERVER, 4, ["ps0:6174", "ps1:6174"]))
+            >>> job.server_index()
+            1
+        """
         return self.role_maker.server_index()
 
     def server_num(self) -> int:
+        """Returns the number of servers of the job.
+
+        Examples:
+            >>> from jaxfleet.cluster.roles import Role, UserDefinedRoleMaker
+            >>> from jaxfleet.fleet import FleetBase
+            >>> job = FleetBase()
+            >>> job.init(UserDefinedRoleMaker(1, Role.SERVER, 4, ["ps0:6174", "ps1:6174"]))
+            >>> job.server_num()
+            2
+        """
         return len(self.role_maker.get_pserver_endpoints())
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Returns the known `host:port` of workers: a list, or joined by commas."""
+        """Returns the known `host:port` of workers: a list, or joined by commas.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.worker_endpoints()
+            []
+        """
         return _shown(self.role_maker.get_trainer_endpoints(), to_string=to_string)
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Returns the `host:port` of every server: a list, or joined by commas."""
+        """Returns the `host:port` of every server: a list, or joined by commas.
+
+        Examples:
+            >>> from jaxfleet.cluster.roles import Role, UserDefinedRoleMaker
+            >>> from jaxfleet.fleet import FleetBase
+            >>> job = FleetBase()
+            >>> job.init(UserDefinedRoleMaker(1, Role.SERVER, 4, ["ps0:6174", "ps1:6174"]))
+            >>> job.server_endpoints()
+            ['ps0:6174', 'ps1:6174']
+            >>> job.server_endpoints(to_string=True)
+            'ps0:6174,ps1:6174'
+        """
         return _shown(self.role_maker.get_pserver_endpoints(), to_string=to_string)
 
     def split_files(self, files: Sequence[str]) -> list[str]:
@@ -95,6 +180,14 @@ class FleetBase:
 
         Raises:
             TypeError: `files` is not a list.
+
+        Examples:
+            >>> from jaxfleet.cluster.roles import Role, UserDefinedRoleMaker
+            >>> from jaxfleet.fleet import FleetBase
+            >>> job = FleetBase()
+            >>> job.init(UserDefinedRoleMaker(1, Role.WORKER, 2, ["ps0:6174"]))
+            >>> job.split_files(["a", "b", "c", "d", "e"])
+            ['d', 'e']
         """
         if not isinstance(files, list | tuple):
             what = "files should be a list of file need to be read."
@@ -117,11 +210,27 @@ class FleetBase:
             raise StrategyError(what, source=line_of_caller(), hint=hint)
 
     def all_reduce_worker(self, input: Any, output: Any) -> None:
-        """Sums an array over all workers into `output`."""
+        """Sums an array over all workers into `output`.
+
+        Examples:
+            >>> import numpy as np
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> total = np.zeros(2)
+            >>> fleet.all_reduce_worker(np.array([3.0, 4.0]), total)
+            >>> total
+            array([3., 4.])
+        """
         self.role_maker.all_reduce_worker(input, output)
 
     def barrier_worker(self) -> None:
-        """Waits until all workers reach the barrier."""
+        """Waits until all workers reach the barrier.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.barrier_worker()
+        """
         self.role_maker.barrier_worker()
 
 

@@ -41,7 +41,15 @@ from jaxfleet.strategy import as_strategy
 
 
 class JobFleet(FleetBase):
-    """The job of a JAX step, as its script sees it."""
+    """The job of a JAX step, as its script sees it.
+
+    Examples:
+        >>> from jaxfleet import fleet
+        >>> fleet.init()
+        >>> fleet.split_files(["part-0", "part-1"])
+        ['part-0', 'part-1']
+        >>> fleet.stop_worker()
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +70,12 @@ class JobFleet(FleetBase):
             ValueError: the environment does not describe a job.
             ConnectError: another rank did not join in time.
             StrategyError: the process already joined a group, as another rank.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.worker_index(), fleet.worker_num(), fleet.server_num()
+            (0, 1, 0)
         """
         super().init(role_maker)
         self._strategy = self._step = None
@@ -97,6 +111,12 @@ class JobFleet(FleetBase):
         Raises:
             ValueError: `init` was not called, or the strategy is invalid.
             CaptureError: `optimizer` is not an optimizer.
+
+        Examples:
+            >>> import optax
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> tx = fleet.distributed_optimizer(optax.adam(1e-3), "single")
         """
         made = distributed_optimizer(optimizer)
         with_servers = self.server_num() > 0
@@ -130,6 +150,24 @@ class JobFleet(FleetBase):
         Raises:
             CaptureError: the step cannot be captured.
             StrategyError: the strategy does not fit the machine or the job.
+
+        Examples:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import optax
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> tx = fleet.distributed_optimizer(optax.sgd(0.25), "single")
+            >>> def train_step(state, batch):
+            ...     grad = jax.grad(lambda w: jnp.mean((w * batch) ** 2))(state["w"])
+            ...     updates, opt = tx.update(grad, state["opt"], state["w"])
+            ...     return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, grad
+            >>> w, batch = jnp.float32(2.0), jnp.ones(4)
+            >>> state = {"w": w, "opt": tx.init(w)}
+            >>> step = fleet.distribute(train_step, example=(state, batch))
+            >>> state, grad = step(state, batch)
+            >>> float(state["w"]), float(grad)
+            (1.0, 4.0)
         """
         if self.strategy.mode == "pserver":
             folder = Path(dump_dir) if dump_dir is not None else None
@@ -183,6 +221,12 @@ class JobFleet(FleetBase):
             ValueError: this process is not a server.
             ConnectError: the endpoint is taken, or may not be bound.
             SystemExit: serving failed; the process's log contains the reason.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> if fleet.is_server():
+            ...     fleet.run_server()
         """
         self._check_serves()
         strategy = self._strategy or DistributedStrategy(mode="pserver")
@@ -196,6 +240,25 @@ class JobFleet(FleetBase):
         Raises:
             ValueError: there is no step.
             CheckpointError: it cannot be written; the previous checkpoint stays.
+
+        Examples:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import optax
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> tx = fleet.distributed_optimizer(optax.sgd(0.25), "single")
+            >>> def train_step(state, batch):
+            ...     grad = jax.grad(lambda w: jnp.mean((w * batch) ** 2))(state["w"])
+            ...     updates, opt = tx.update(grad, state["opt"], state["w"])
+            ...     return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, grad
+            >>> w, batch = jnp.float32(2.0), jnp.ones(4)
+            >>> state = {"w": w, "opt": tx.init(w)}
+            >>> step = fleet.distribute(train_step, example=(state, batch))
+            >>> state, grad = step(state, batch)
+            >>> fleet.save("model", state)
+            >>> float(fleet.restore("model")["w"])
+            1.0
         """
         self._made().save(path, state)
 
@@ -205,11 +268,36 @@ class JobFleet(FleetBase):
         Raises:
             ValueError: there is no step.
             CheckpointError: there is no checkpoint, or it is damaged or of another step.
+
+        Examples:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import optax
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> tx = fleet.distributed_optimizer(optax.sgd(0.25), "single")
+            >>> def train_step(state, batch):
+            ...     grad = jax.grad(lambda w: jnp.mean((w * batch) ** 2))(state["w"])
+            ...     updates, opt = tx.update(grad, state["opt"], state["w"])
+            ...     return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, grad
+            >>> w, batch = jnp.float32(2.0), jnp.ones(4)
+            >>> state = {"w": w, "opt": tx.init(w)}
+            >>> step = fleet.distribute(train_step, example=(state, batch))
+            >>> fleet.save("model", state)
+            >>> restored = fleet.restore("model")
+            >>> float(restored["w"])
+            2.0
         """
         return self._made().restore(path)
 
     def stop_worker(self) -> None:
-        """Leaves the job, so that servers stop waiting for this worker; idempotent."""
+        """Leaves the job, so that servers stop waiting for this worker; idempotent.
+
+        Examples:
+            >>> from jaxfleet import fleet
+            >>> fleet.init()
+            >>> fleet.stop_worker()
+        """
         if self._step is not None and not self.is_server():
             self._step.close()
 

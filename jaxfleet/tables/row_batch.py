@@ -34,6 +34,15 @@ class RowBatch:
         counted: int64[m], the last step that pushed each.
         gone: int64[k], removed keys, only from `batches(touched_since=...)`; `put` removes them
             before it adds rows.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, TableSpec, TableStore
+        >>> store = TableStore(TableSpec(name="users", dim=2, initializer=Constant(0.5)))
+        >>> rows = store.look_up(np.array([7]), step=3)
+        >>> [batch] = store.batches()
+        >>> batch.keys, batch.rows, batch.counters["touched"]
+        (array([7]), array([[0.5, 0.5]], dtype=float32), array([3]))
     """
 
     keys: np.ndarray
@@ -51,6 +60,19 @@ class RowKeeper(Protocol):
 
     Step numbers never decrease: where pushes are applied at once they are the server's own count,
     not the trainers'. So a row touched after a save has a later step than the save.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import RowKeeper, TableSpec, TableStore
+        >>> def copied(source: RowKeeper, target: RowKeeper) -> None:
+        ...     for batch in source.batches():
+        ...         target.put(batch)
+        >>> spec = TableSpec(name="users", dim=2)
+        >>> here, there = TableStore(spec), TableStore(spec)
+        >>> rows = here.look_up(np.arange(5))
+        >>> copied(here, there)
+        >>> len(there)
+        5
     """
 
     @property

@@ -39,7 +39,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Uniform(Part):
-    """Initial rows are uniform in `[low, high)`, by the key and the seed alone."""
+    """Initial rows are uniform in `[low, high)`, by the key and the seed alone.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import TableSpec, TableStore, Uniform
+        >>> spec = TableSpec(name="users", dim=2, initializer=Uniform(low=0.0, high=0.5, seed=3))
+        >>> store = TableStore(spec)
+        >>> rows = store.look_up(np.array([7, 2**40]))
+        >>> bool((0.0 <= rows).all() and (rows < 0.5).all())
+        True
+    """
 
     kind: ClassVar[str] = "uniform"
     low: float = number(-0.05)
@@ -54,7 +64,16 @@ class Uniform(Part):
 
 @dataclass(frozen=True)
 class Normal(Part):
-    """Initial rows are normally distributed, by the key and the seed alone."""
+    """Initial rows are normally distributed, by the key and the seed alone.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Normal, TableSpec, TableStore
+        >>> spec = TableSpec(name="users", dim=2, initializer=Normal(stddev=0.1))
+        >>> store = TableStore(spec)
+        >>> bool(np.abs(store.look_up(np.arange(100))).max() < 0.6)
+        True
+    """
 
     kind: ClassVar[str] = "normal"
     mean: float = number(0.0)
@@ -64,7 +83,16 @@ class Normal(Part):
 
 @dataclass(frozen=True)
 class Constant(Part):
-    """Initial rows have one value everywhere."""
+    """Initial rows have one value everywhere.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, TableSpec, TableStore
+        >>> spec = TableSpec(name="users", dim=2, initializer=Constant(0.25))
+        >>> store = TableStore(spec)
+        >>> store.look_up(np.array([7]))
+        array([[0.25, 0.25]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "constant"
     value: float = number(0.0)
@@ -72,7 +100,18 @@ class Constant(Part):
 
 @dataclass(frozen=True)
 class Sgd(Part):
-    """`row -= rate * g`."""
+    """`row -= rate * g`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, Sgd, TableSpec, TableStore
+        >>> rule = Sgd(0.1)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.8]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "sgd"
     learning_rate: float = number(0.01)
@@ -80,7 +119,19 @@ class Sgd(Part):
 
 @dataclass(frozen=True)
 class Momentum(Part):
-    """`v = decay * v + g; row -= rate * v`, of touched rows only (lazy)."""
+    """`v = decay * v + g; row -= rate * v`, of touched rows only (lazy).
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, Momentum, TableSpec, TableStore
+        >>> rule = Momentum(0.1, momentum=0.5)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.5]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "momentum"
     learning_rate: float = number(0.01)
@@ -93,6 +144,16 @@ class Adagrad(Part):
     """`s += g * g; row -= rate * g / sqrt(s + epsilon)`, `s` from `initial`, as in optax.
 
     With `epsilon_outside`, `rate * g / (sqrt(s) + epsilon)`, as in fluid.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Adagrad, Constant, TableSpec, TableStore
+        >>> rule = Adagrad(0.1, initial=0.0)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.9]], dtype=float32)
     """
 
     kind: ClassVar[str] = "adagrad"
@@ -104,7 +165,18 @@ class Adagrad(Part):
 
 @dataclass(frozen=True)
 class Rmsprop(Part):
-    """`s = decay * s + (1 - decay) * g * g; row -= rate * g / sqrt(s + epsilon)`, lazy."""
+    """`s = decay * s + (1 - decay) * g * g; row -= rate * g / sqrt(s + epsilon)`, lazy.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, Rmsprop, TableSpec, TableStore
+        >>> rule = Rmsprop(0.1)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.684]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "rmsprop"
     learning_rate: float = number(0.01)
@@ -114,7 +186,18 @@ class Rmsprop(Part):
 
 @dataclass(frozen=True)
 class Adam(Part):
-    """Adam (Kingma, Ba 2015) of touched rows only; each row counts its own steps (lazy)."""
+    """Adam (Kingma, Ba 2015) of touched rows only; each row counts its own steps (lazy).
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Adam, Constant, TableSpec, TableStore
+        >>> rule = Adam(0.1)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.9]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "adam"
     learning_rate: float = number(0.001)
@@ -129,6 +212,16 @@ class DownpourAdam(Part):
 
     `d = keep * d + 1; s = keep * s + g * g; v = momentum * v + (1 - momentum) * g;
     row -= rate * sqrt((d + d * epsilon) / (s + d * epsilon)) * v`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, DownpourAdam, TableSpec, TableStore
+        >>> rule = DownpourAdam(0.1)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.999]], dtype=float32)
     """
 
     kind: ClassVar[str] = "downpour_adam"
@@ -143,6 +236,17 @@ class DownpourAdagrad(Part):
     """pslib's rule of sparse tables: Adagrad with one sum a row, of earlier gradients.
 
     `row = clip(row - rate * sqrt(initial / (initial + s)) * g, low, high); s += mean(g * g)`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, DownpourAdagrad, TableSpec, TableStore
+        >>> rule = DownpourAdagrad(0.1)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[0.669]], dtype=float32)
     """
 
     kind: ClassVar[str] = "downpour_adagrad"
@@ -160,7 +264,19 @@ class DownpourAdagrad(Part):
 
 @dataclass(frozen=True)
 class Summary(Part):
-    """`row = keep * row + g`: counts and sums, which are not scaled by a rate."""
+    """`row = keep * row + g`: counts and sums, which are not scaled by a rate.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, Summary, TableSpec, TableStore
+        >>> rule = Summary(keep=0.5)
+        >>> spec = TableSpec(name="w", dim=1, initializer=Constant(1.0), optimizer=rule)
+        >>> store = TableStore(spec)
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.update(np.array([7]), np.array([[2.0]]))
+        >>> store.look_up(np.array([7])).round(3)
+        array([[3.25]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "summary"
     keep: float = number(0.999999, PART)
@@ -172,6 +288,17 @@ class AfterCount(Part):
 
     At most `candidates` keys are counted at once, on any number of servers: a 1024th of them in
     each bucket, which drops its least recently pushed ones first.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import AfterCount, TableSpec, TableStore
+        >>> store = TableStore(TableSpec(name="users", dim=1, admission=AfterCount(2)))
+        >>> store.update(np.array([7]), np.array([[1.0]]))
+        >>> len(store)
+        0
+        >>> store.update(np.array([7]), np.array([[1.0]]))
+        >>> len(store)
+        1
     """
 
     kind: ClassVar[str] = "after_count"
@@ -184,6 +311,14 @@ class ByChance(Part):
     """Admits a key with this probability at each push, by key, count and seed.
 
     `candidates` bounds the waiting keys as in `AfterCount`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import ByChance, TableSpec, TableStore
+        >>> store = TableStore(TableSpec(name="users", dim=1, admission=ByChance(0.1)))
+        >>> store.update(np.arange(1000), np.ones((1000, 1)))
+        >>> 50 < len(store) < 150
+        True
     """
 
     kind: ClassVar[str] = "by_chance"
@@ -194,7 +329,17 @@ class ByChance(Part):
 
 @dataclass(frozen=True)
 class Unseen(Part):
-    """Evicts a row that no step touched for this number of steps, at `shrink`."""
+    """Evicts a row that no step touched for this number of steps, at `shrink`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import TableSpec, TableStore, Unseen
+        >>> store = TableStore(TableSpec(name="users", dim=1, evictions=(Unseen(100),)))
+        >>> store.update(np.array([1, 2]), np.ones((2, 1)), step=0)
+        >>> store.update(np.array([2]), np.ones((1, 1)), step=90)
+        >>> store.shrink(step=150), len(store)
+        (1, 1)
+    """
 
     kind: ClassVar[str] = "unseen"
     steps: int = number(1_000_000, STEPS)
@@ -206,6 +351,14 @@ class Capacity(Part):
 
     Each bucket keeps a 1024th, so the same rows are evicted on any number of servers; 1024 is the
     least bound.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Capacity, TableSpec, TableStore
+        >>> store = TableStore(TableSpec(name="users", dim=1, evictions=(Capacity(2048),)))
+        >>> store.update(np.arange(10_000), np.ones((10_000, 1)))
+        >>> len(store) <= 2048
+        True
     """
 
     kind: ClassVar[str] = "capacity"
@@ -223,6 +376,15 @@ class ByScore(Part):
     """Evicts a row whose score is under `threshold`, at `shrink`, which first decays both counts.
 
     `score = (shows - clicks) * nonclk_coeff + clicks * click_coeff`; pushes carry shows and clicks.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import ByScore, TableSpec, TableStore
+        >>> store = TableStore(TableSpec(name="ads", dim=1, evictions=(ByScore(threshold=0.5),)))
+        >>> shows, clicks = np.array([5.0, 3.0]), np.array([1.0, 0.0])
+        >>> store.update(np.array([1, 2]), np.ones((2, 1)), shows=shows, clicks=clicks)
+        >>> store.shrink(step=1), len(store)
+        (1, 1)
     """
 
     kind: ClassVar[str] = "by_score"
@@ -260,6 +422,12 @@ class TableSpec:
 
     Raises:
         ProgramError: a part has a kind that is not allowed there.
+
+    Examples:
+        >>> from jaxfleet.tables import Adagrad, TableSpec, Unseen
+        >>> spec = TableSpec(name="users", dim=8, optimizer=Adagrad(0.05), evictions=(Unseen(100),))
+        >>> TableSpec.from_text(spec.to_text()) == spec
+        True
     """
 
     name: str

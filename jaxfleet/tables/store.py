@@ -29,6 +29,17 @@ class TableStore:
 
     Raises:
         ProgramError: the spec is not supported.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, Sgd, TableSpec, TableStore
+        >>> spec = TableSpec(name="users", dim=2, initializer=Constant(1.0), optimizer=Sgd(0.5))
+        >>> store = TableStore(spec)
+        >>> keys = np.array([7, 2**40])
+        >>> store.update(keys, np.array([[1.0, 0.0], [0.0, 2.0]]), step=1)
+        >>> store.look_up(keys, step=2)
+        array([[0.5, 1. ],
+               [1. , 0. ]], dtype=float32)
     """
 
     def __init__(self, spec: TableSpec) -> None:

@@ -40,6 +40,16 @@ class TieredStore(TableStore):
     Raises:
         ProgramError: the spec is not supported.
         JaxfleetError: no file can be created.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet.tables import Constant, TableSpec, TieredStore
+        >>> spec = TableSpec(name="users", dim=2, initializer=Constant(0.5), memory_rows=1000)
+        >>> store = TieredStore(spec)
+        >>> for first in range(0, 5000, 500):
+        ...     rows = store.look_up(np.arange(first, first + 500))
+        >>> len(store)
+        5000
     """
 
     def __init__(self, spec: TableSpec, *, share: float = 1.0, folder: Path | None = None) -> None:
@@ -230,6 +240,13 @@ def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
     Raises:
         ProgramError: the spec is not supported.
         JaxfleetError: there is no room for a file.
+
+    Examples:
+        >>> from jaxfleet.tables import TableSpec, make_store
+        >>> type(make_store(TableSpec(name="users", dim=8))).__name__
+        'TableStore'
+        >>> type(make_store(TableSpec(name="users", dim=8, memory_rows=1000))).__name__
+        'TieredStore'
     """
     if spec.memory_rows is None:
         return TableStore(spec)

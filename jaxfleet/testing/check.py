@@ -11,7 +11,15 @@ _EXAMPLE = re.compile(r"^Before::\n(.*?)^After::\n(.*?)(?=^\S|\Z)", re.MULTILINE
 
 
 def docstring_programs(cls: type[Pass]) -> list[tuple[str, str]]:
-    """Returns the (before, after) texts in a pass's docstring, in order."""
+    """Returns the (before, after) texts in a pass's docstring, in order.
+
+    Examples:
+        >>> from jaxfleet.passes import DeadCodeElimination
+        >>> from jaxfleet.testing import docstring_programs
+        >>> before, after = docstring_programs(DeadCodeElimination)[0]
+        >>> len(before.split()) > len(after.split())
+        True
+    """
     return _EXAMPLE.findall(cleandoc(cls.__doc__ or ""))
 
 
@@ -24,6 +32,21 @@ def check_pass(pass_: Pass, *, before: str, after: str) -> None:
         AssertionError: the pass returned another program; shows a diff of the two texts.
         TextError: one of the texts does not parse.
         VerifyError: a program breaks a rule, before or after.
+
+    Examples:
+        >>> from jaxfleet.passes import DeadCodeElimination
+        >>> from jaxfleet.testing import check_pass
+        >>> before = '''program p
+        ...   data x: f32[4]
+        ...   block 0
+        ...     forward
+        ...       unused: f32[4] = jax.neg(x)
+        ...       y: f32[4] = jax.tanh(x)
+        ...     optimize
+        ...       fetch(y)
+        ... '''
+        >>> after = before.replace("unused: f32[4] = jax.neg(x)", "")
+        >>> check_pass(DeadCodeElimination(), before=before, after=after)
     """
     given = parse(before)
     returned = run_pipeline(given, [pass_])

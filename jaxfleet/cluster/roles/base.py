@@ -188,7 +188,15 @@ class KnownRoleMaker(RoleMakerBase):
 
 
 class OnlyWorker(KnownRoleMaker):
-    """Role of the only worker of a job without servers."""
+    """Role of the only worker of a job without servers.
+
+    Examples:
+        >>> from jaxfleet.fleet import FleetBase, OnlyWorker
+        >>> job = FleetBase()
+        >>> job.init(OnlyWorker())
+        >>> job.worker_num(), job.is_first_worker()
+        (1, True)
+    """
 
     _has_servers = False
 
