@@ -193,7 +193,7 @@ PUBLIC = {
         RankPlace size split_files
     """,
     "jaxfleet.ir": """
-        Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
+        Attr Attrs Block BlockRef Constant Dim Finding Frame Kind Literal Operand Operands Operator
         OpTraits Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of
         canonical diff equivalent evaluate grad_name ir_traits letter load_program make_constant
         parse parse_all parse_size print_folded print_operator print_program save_program shape_of
@@ -232,7 +232,7 @@ PUBLIC = {
     "jaxfleet.passes.precision": "",
     "jaxfleet.passes.pserver": "",
     "jaxfleet.pipeline": """
-        Dump FACTS Instrument Option Pass Record SOURCES Stage Statistics Timing communicates
+        Dump FACTS FRAMES Instrument Option Pass Record SOURCES Stage Statistics Timing communicates
         dump_folders load_plugins made_by make_pass new_dump_folder options_of parse_pipeline
         pass_text pipeline_text read_beside read_index register_pass registered_passes remove_dumps
         run_pipeline table write_facts

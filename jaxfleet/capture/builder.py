@@ -34,6 +34,7 @@ from jaxfleet.ir import (
     Attrs,
     Block,
     BlockRef,
+    Frame,
     Kind,
     Literal,
     Operand,
@@ -50,6 +51,32 @@ from jaxfleet.ops import find_op, jax_adapter
 from jaxfleet.ops.exported import export_primitive
 from jaxfleet.ops.jax_adapter import Equation, Jaxpr
 from jaxfleet.ops.jax_ops import is_described
+from jaxfleet.ops.user_frames import shared_callers
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a function of the user's that jax traces by itself, as `jax.jit` and loops do.
+
+    jax keeps what it traced. The frames in it begin at the function, or are those of its first
+    call, which may be another one.
+    """
+
+    function: str  # empty if it is not known
+    source: Source
+
+    def around(self, own: Source) -> tuple[Frame, ...]:
+        """Returns the calls that lead to a line of the function or of what it calls."""
+        if not self.source.file:
+            return own.callers
+        source, frames = self.source, (*own.callers, Frame(own.file, own.line, own.function))
+        here = (*source.callers, Frame(source.file, source.line, source.function))
+        names = [frame.function.rpartition(".")[2] for frame in frames]
+        if self.function in names:
+            frames = frames[names.index(self.function) :]
+        elif (frames[0].file, frames[0].function) == (here[0].file, here[0].function):
+            return own.callers
+        return shared_callers((*here, *frames[:-1]))
 
 
 @dataclass(frozen=True)
@@ -59,6 +86,7 @@ class _Place:
     stack: str = ""  # jax's name stack around them
     source: Source | None = None  # overrides their source inside a library function
     around: Source | None = None  # the source of the enclosing loop, for equations without one
+    call: _Call | None = None  # the innermost call that they are in
 
 
 @dataclass
@@ -123,7 +151,7 @@ class _Builder:
             results = [*self._declare(eqn.outvars, source, "checked")]
             self._append(op, inputs, results, stack, source)
         elif results is None:
-            op = self._operator(eqn, _Place(stack, place.source, source), source)
+            op = self._operator(eqn, _Place(stack, place.source, source, place.call), source)
             if op.type == "exported":
                 inputs = [op.inputs[0], *inputs]
             results = [*self._declare(eqn.outvars, source, name)]
@@ -154,9 +182,11 @@ class _Builder:
         """Returns the results of an equation that needs no operator of its own, else None."""
         name = eqn.primitive.name
         if (call := jax_adapter.call_of(eqn)) is not None:
-            inner = source if jax_adapter.is_library_function(call.body) else place.source
+            is_library = jax_adapter.is_library_function(call.body)
+            inner = source if is_library else place.source
+            within = place.call if is_library else _Call(jax_adapter.body_name(call.body), source)
             passed = [inputs[i] for i in call.inputs]
-            return self.read(call.body, passed, replace(place, source=inner))
+            return self.read(call.body, passed, replace(place, source=inner, call=within))
         if is_recomputed(name) and lookup.holds_lookup(eqn.params["jaxpr"]):
             # A block that is a function cannot look up tables; its rows are kept instead.
             self.kept_rows.append(source)
@@ -222,6 +252,8 @@ class _Builder:
         jaxpr, _ = jax_adapter.open_jaxpr(closed)
         args = self._declare(jaxpr.invars, Source(scope=jax_adapter.clean_scope(place.stack)), "a")
         block.args = tuple(args)
+        if place.around is not None:
+            place = replace(place, call=_Call(jax_adapter.body_name(closed), place.around))
         block.results = tuple(self.read(closed, list(args), place))
         self.current = outer
         return BlockRef(block.index)
@@ -289,7 +321,10 @@ def _source(eqn: Equation, place: _Place, stack: str) -> Source:
     own = place.source or jax_adapter.source_of(eqn)
     if not own.file and place.around is not None:
         own = place.around
-    return Source(own.file, own.line, own.function, scope)
+    callers = own.callers
+    if place.call is not None and own is not place.source:
+        callers = place.call.around(own)
+    return Source(own.file, own.line, own.function, scope, callers=callers)
 
 
 def _plain(prefix: str) -> str:

@@ -37,6 +37,7 @@ from jaxfleet.ir.program_diff import diff as diff
 from jaxfleet.ir.serialization import load_program as load_program
 from jaxfleet.ir.serialization import save_program as save_program
 from jaxfleet.ir.serialization import with_values as with_values
+from jaxfleet.ir.source import Frame as Frame
 from jaxfleet.ir.source import Source as Source
 from jaxfleet.ir.variable import Constant as Constant
 from jaxfleet.ir.variable import Kind as Kind

@@ -1,7 +1,18 @@
 """The source of an operator: a line of the user's program, and the pass that created it."""
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MOST_CALLERS = 24  # frames kept around a line, the outermost; a recursion may have thousands
+
+
+class Frame(NamedTuple):
+    """A call in the user's program: the line that calls, and the function around it."""
+
+    file: str
+    line: int
+    function: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +25,8 @@ class Source:
         function: the function that contains the line.
         scope: the modules around it, from jax's name stack: `CNN/Conv_0`.
         made_by: the pass that inserted the operator, or empty if the user wrote it.
+        callers: the user's calls that lead to the function, the outermost first; at most
+            `MOST_CALLERS`. Neither printed nor compared.
     """
 
     file: str = ""
@@ -21,6 +34,7 @@ class Source:
     function: str = ""
     scope: str = ""
     made_by: str = ""
+    callers: tuple[Frame, ...] = field(default=(), compare=False, repr=False)
 
     def place(self) -> str:
         """Returns `app/train.py:14`, the only form of a line in messages; or an empty string."""

@@ -22,8 +22,12 @@ def excerpts(program: Program, folder: Path | None = None) -> dict[str, dict[int
     wanted: dict[str, set[int]] = {}
     for block in program.blocks:
         for op in block.ops:
-            if op.source.file:
-                wanted.setdefault(op.source.file, set()).add(op.source.line)
+            for file, line in (
+                (op.source.file, op.source.line),
+                *(x[:2] for x in op.source.callers),
+            ):
+                if file:
+                    wanted.setdefault(file, set()).add(line)
     found: dict[str, dict[int, str]] = {}
     for file, numbers in wanted.items():
         path: str | None = file

@@ -21,10 +21,10 @@ from jax import export, lax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Source, Struct, Word, parse_size
+from jaxfleet.ir import Attr, Attrs, Dim, Frame, Literal, Size, Source, Struct, Word, parse_size
 from jaxfleet.ir.naming import INSTEAD_OF
 from jaxfleet.ir.variable import long_dtype, short_dtype
-from jaxfleet.ops.user_frames import is_library
+from jaxfleet.ops.user_frames import is_library, is_tracer, shared_callers
 
 Jaxpr: TypeAlias = Any
 Equation: TypeAlias = Any
@@ -112,10 +112,23 @@ def source_of(eqn: Equation) -> Source:
     """Returns the user's line that made an equation: the innermost frame outside libraries."""
     traceback = eqn.source_info.traceback
     scope = clean_scope(str(eqn.source_info.name_stack))
-    for frame in traceback.frames if traceback is not None else ():
-        if not is_library(frame.file_name):
-            return Source(frame.file_name, frame.line_num, frame.function_name, scope)
-    return Source(scope=scope)
+    # `traceback.frames` would make every frame's texts, which takes 20 times as long
+    codes, places = traceback.raw_frames() if traceback is not None else ((), ())
+    found = []
+    for code, at in zip(codes, places, strict=True):
+        if is_tracer(code.co_filename):
+            break
+        if not is_library(code.co_filename):
+            line = traceback.code_addr2line(code, at)
+            found.append(Frame(code.co_filename, line, code.co_qualname))
+    if not found:
+        return Source(scope=scope)
+    return Source(*found[0], scope=scope, callers=shared_callers(tuple(found[:0:-1])))
+
+
+def body_name(body: Jaxpr) -> str:
+    """Returns the name of the function that a jaxpr was traced from; empty if it is not known."""
+    return _traced_from(body)[0]
 
 
 def first_use(jaxpr: Jaxpr, variable: Any) -> Source:
@@ -138,9 +151,15 @@ def clean_scope(stack: str) -> str:
 
 def is_library_function(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr was traced from a function of a library."""
+    return is_library(_traced_from(jaxpr)[1])
+
+
+def _traced_from(jaxpr: Jaxpr) -> tuple[str, str]:
+    """Returns the name of the function that a jaxpr was traced from, and its file."""
     info = getattr(open_jaxpr(jaxpr)[0], "debug_info", None)
     where = str(getattr(info, "func_src_info", "") or "")  # `relu at /a/nn.py:12`
-    return is_library(where.rpartition(" at ")[2].rpartition(":")[0])
+    name, _, place = where.rpartition(" at ")
+    return name, place.rpartition(":")[0]
 
 
 def read_arguments(value: Jaxpr) -> list[bool]:

@@ -8,15 +8,18 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from jaxfleet.ir import Source
+from jaxfleet.ir import Frame, Source
+from jaxfleet.ir.source import MOST_CALLERS
 
 _LIBRARIES = (
     *("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxfleet"),
     *("diffrax", "equinox", "haiku", "lineax", "numpyro", "optimistix", "jaxtyping"),
 )
+_TRACER = str(Path("jaxfleet", "capture", "trace.py"))
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -29,14 +32,39 @@ def is_library(file: str) -> bool:
     return file.startswith(_python_folder()) and "-packages" not in file
 
 
-def line_of_caller() -> Source | None:
-    """Returns the running line of the user: the innermost frame outside libraries."""
+@functools.lru_cache(maxsize=1 << 10)
+def is_tracer(file: str) -> bool:
+    """Whether a file calls the user's step: what is around it is no part of the step."""
+    return file.endswith(_TRACER)
+
+
+def shared_callers(callers: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Returns the calls around a line, the outermost first; the operators there share them."""
+    return _shared(callers[:MOST_CALLERS])
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _shared(callers: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    return callers
+
+
+def line_of_caller(*, nested: bool = False) -> Source | None:
+    """Returns the running line of the user: the innermost frame outside libraries.
+
+    Args:
+        nested: with the calls that lead to it, from the module on that runs: a notebook's kernel
+            has calls around that.
+    """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect would read every file
-    while frame is not None:
-        if not is_library(frame.f_code.co_filename):
-            return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+    found: list[Frame] = []
+    while frame is not None and (nested or not found):
+        code = frame.f_code
+        if not is_library(code.co_filename):
+            found.append(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
+            if code.co_name == "<module>":
+                break
         frame = frame.f_back
-    return None
+    return Source(*found[0], callers=shared_callers(tuple(found[:0:-1]))) if found else None
 
 
 def warn_at_caller(text: str) -> None:

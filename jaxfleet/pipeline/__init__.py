@@ -1,6 +1,7 @@
 """The Pass base class, the registry, pipelines as text, and instruments that observe a run."""
 
 from jaxfleet.pipeline.dump import FACTS as FACTS
+from jaxfleet.pipeline.dump import FRAMES as FRAMES
 from jaxfleet.pipeline.dump import SOURCES as SOURCES
 from jaxfleet.pipeline.dump import Dump as Dump
 from jaxfleet.pipeline.dump import dump_folders as dump_folders

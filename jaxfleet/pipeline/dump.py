@@ -9,6 +9,7 @@
     full/00_input.txt           the full program, which can be parsed again
     full/01_grad_allreduce.txt
     sources.json                the user's lines with those around them, if their files are known
+    frames.json                 the calls of the user's functions that lead to every operator
     step.json                   what a step decided, if the pipeline was a step's
 """
 
@@ -18,12 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxfleet.ir.call_frames import NO_FRAME, FrameTable
 from jaxfleet.ir.source_excerpts import excerpts
 from jaxfleet.pipeline.instruments import Stage, index_table
 
 INDEX = "index.txt"
 FACTS = "step.json"
 SOURCES = "sources.json"
+FRAMES = "frames.json"
 _FULL = "full"
 _FIRST = "00_input"  # identifies the first line of our index
 _LABEL = re.compile(r"^\d+_\w+", re.MULTILINE)
@@ -43,20 +46,31 @@ class Dump:
         self.folder = Path(folder)
         self.source = source
         self._stages: list[Stage] = []
+        self._frames = FrameTable()
+        self._callers: dict[str, list[int]] = {}  # by stage, the row of every operator's calls
 
     def __call__(self, stage: Stage) -> None:
         if stage.pass_ is None:
             self._stages.clear()
+            self._callers.clear()
             _remove_dump(self.folder)
         self._stages.append(stage)
         if stage.pass_ is None or stage.changed:
             self._write(f"{stage.label}.txt", stage.text)
             self._write(f"{_FULL}/{stage.label}.txt", stage.full_text)
+            self._write_frames(stage)
         if stage.pass_ is None and (sources := excerpts(stage.after)):
             self._write(SOURCES, json.dumps(sources))
         if stage.changed:
             self._write(f"{stage.label}.diff", stage.diff_text(source=self.source))
         self._write(INDEX, index_table(self._stages))
+
+    def _write_frames(self, stage: Stage) -> None:
+        numbers = self._frames.numbers(stage.after)
+        if any(number != NO_FRAME for number in numbers):
+            self._callers[stage.label] = numbers
+            data = {"frames": self._frames.rows, "stages": self._callers}
+            self._write(FRAMES, json.dumps(data, separators=(",", ":")))
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -103,7 +117,7 @@ def write_facts(folder: Path | str, facts: Mapping[str, Any]) -> None:
 
 
 def read_beside(folder: Path | str, name: str) -> dict[str, Any]:
-    """Returns the data of `FACTS` or `SOURCES` in a dump; empty if it has none."""
+    """Returns the data of `FACTS`, `SOURCES` or `FRAMES` in a dump; empty if it has none."""
     path = Path(folder) / name
     found: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found if isinstance(found, dict) else {}
@@ -122,7 +136,7 @@ def _remove_dump(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
     if labels:
         (folder / INDEX).unlink()
-        for name in (FACTS, SOURCES):
+        for name in (FACTS, SOURCES, FRAMES):
             (folder / name).unlink(missing_ok=True)
     full = folder / _FULL
     if labels and full.is_dir() and not any(full.iterdir()):

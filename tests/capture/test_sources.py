@@ -1,5 +1,6 @@
 """Every operator refers to the user's line, even if a library created it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 
 import jaxfleet as jf
-from jaxfleet.ir import Operator, Program, print_program
+from jaxfleet.ir import Operator, Program, Source, print_program
 
 BATCH = np.ones((4, 3), np.float32)
 
@@ -113,3 +114,80 @@ def test_source_lines_are_printed_on_request() -> None:
     program = captured(step, jnp.ones(3))
     assert "# capture/test_sources.py:" in print_program(program, source=True)
     assert "test_sources" not in print_program(program)
+
+
+@jax.jit
+def _layer(x: Any) -> Any:
+    return _act(x)
+
+
+def _act(x: Any) -> Any:
+    return jnp.tanh(x)
+
+
+def _names(op: Operator) -> list[str]:
+    functions = [*(frame.function for frame in op.source.callers), op.source.function]
+    return [name.rpartition(".")[2] for name in functions]
+
+
+def _calls(op: Operator) -> list[str]:
+    """Returns the texts of the lines that lead to an operator's."""
+    return [line(replace(op, source=Source(*frame))) for frame in op.source.callers]
+
+
+def test_an_operator_has_the_calls_that_lead_to_its_line() -> None:
+    _layer(jnp.ones(BATCH.shape))  # jax keeps this trace: its frames are of no call in the step
+
+    def loss(state: Any, x: Any) -> Any:
+        x = _layer(x * state)  # the first
+        return _layer(x).sum()  # the second
+
+    def step(state: Any, batch: Any) -> Any:
+        return state, loss(state, batch)
+
+    first, second = ops_of(captured(step, jnp.ones(3)), "jax.tanh")
+    assert _names(first) == _names(second) == ["step", "loss", "_layer", "_act"]
+    assert _calls(first)[1] == "x = _layer(x * state)  # the first"
+    assert _calls(second)[1] == "return _layer(x).sum()  # the second"
+    assert line(first) == "return jnp.tanh(x)"
+
+
+def test_a_loops_operators_have_the_calls_around_the_loop() -> None:
+    def body(x: Any, _: Any) -> Any:
+        return _layer(x), None
+
+    def step(state: Any, batch: Any) -> Any:
+        def loss(state: Any) -> Any:
+            return jax.lax.scan(body, batch * state, None, length=2)[0].sum()
+
+        return state, jax.value_and_grad(loss)(state)[0]
+
+    found = ops_of(captured(step, jnp.ones(3)), "jax.tanh")
+    assert {tuple(_names(op)) for op in found} == {("step", "loss", "body", "_layer", "_act")}
+
+
+def test_operators_of_a_line_share_their_calls() -> None:
+    def inner(x: Any) -> Any:
+        return jnp.tanh(x) + jnp.exp(x)
+
+    def step(state: Any, batch: Any) -> Any:
+        return state, inner(batch * state).sum()
+
+    program = captured(step, jnp.ones(3))
+    (one,), (other,) = ops_of(program, "jax.tanh"), ops_of(program, "jax.exp")
+    assert one.source.callers
+    assert one.source.callers is other.source.callers
+
+
+def test_calls_are_neither_printed_nor_compared() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        return state, _act(batch * state).sum()
+
+    program = captured(step, jnp.ones(3))
+    bare = program.with_blocks(
+        block.with_ops(replace(op, source=replace(op.source, callers=())) for op in block.ops)
+        for block in program.blocks
+    )
+    assert any(op.source.callers for op in program.root.ops)
+    assert bare == program
+    assert print_program(bare, source=True) == print_program(program, source=True)

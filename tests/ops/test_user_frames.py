@@ -9,6 +9,8 @@ import optax
 import pytest
 
 import jaxfleet
+from jaxfleet.ir import Source
+from jaxfleet.ir.source import MOST_CALLERS
 from jaxfleet.ops.user_frames import is_library, line_of_caller, line_of_error, line_of_function
 
 
@@ -78,3 +80,33 @@ def test_a_functions_line_is_where_it_is_defined(function: Any, name: str) -> No
 
 def test_a_function_that_is_not_pythons_has_no_line() -> None:
     assert line_of_function(len) is None
+
+
+_SCRIPT = """
+def deep(depth):
+    return deep(depth - 1) if depth else line_of_caller(nested=True)
+found = deep(DEPTH)
+"""
+
+
+def _deep(depth: int) -> Source:
+    names: dict[str, Any] = {"line_of_caller": line_of_caller, "DEPTH": depth}
+    exec(compile(_SCRIPT, "/home/app/train.py", "exec"), names)  # noqa: S102  # as a script runs
+    found: Source = names["found"]
+    return found
+
+
+def test_the_callers_line_has_the_calls_that_lead_to_it_if_asked_for() -> None:
+    source = _deep(1)
+    calls = [(frame.function, frame.line) for frame in source.callers]
+    assert calls == [("<module>", 4), ("deep", 3)]
+    assert (source.function, source.line) == ("deep", 3)
+    plain = line_of_caller()
+    assert plain is not None
+    assert plain.callers == ()
+
+
+def test_a_recursion_keeps_its_outermost_calls() -> None:
+    source = _deep(300)
+    assert len(source.callers) == MOST_CALLERS
+    assert source.callers is _deep(200).callers

@@ -235,7 +235,7 @@ class Block:
             DEVICE: current_device(),
             **{name: value for name, value in attrs.items() if value is not None},
         }
-        source = line_of_caller() or Source()
+        source = line_of_caller(nested=True) or Source()
         named = names_by_slot(type, parts.get("inputs")), names_by_slot(type, parts.get("outputs"))
         return Operator(self, type, *named, given, source)
 
