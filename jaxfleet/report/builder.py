@@ -109,7 +109,7 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
         groups = _groups(history.stages[0].program) if divides else None
         journeys = journeys_of(history, lineage, groups, servers) if divides else ()
         traffic = traffic_of(history, groups)
-    number = lineage.strings.number
+    number, frames = lineage.strings.number, lineage.frames()  # which may name further files
     variables = [
         (v.name, number(v.type), number(v.kind.value), size_or_none(v, sizes))
         for v in lineage.declared
@@ -124,6 +124,7 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
         sizes,
         assumed,
         _files(history, lineage),
+        frames,
         variables,
         lineage.lines,
         lineage.stages,

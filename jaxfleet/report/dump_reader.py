@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxfleet.errors import TextError
 from jaxfleet.ir import Program, parse
-from jaxfleet.pipeline import FACTS, SOURCES, dump_folders, read_beside, read_index
+from jaxfleet.ir.call_frames import Row, with_frames
+from jaxfleet.pipeline import FACTS, FRAMES, SOURCES, dump_folders, read_beside, read_index
 from jaxfleet.report.history import UNKNOWN_S, History, StageRecord
 
 _ROW = re.compile(r"^(?P<label>\d+_(?P<name>\w+))(?:\s.*? (?P<seconds>[\d.]+) s\b)?", re.MULTILINE)
@@ -58,10 +59,11 @@ def _read(folder: Path, root: Path) -> History:
 
 def _stages(folder: Path, options: Sequence[str]) -> Iterator[StageRecord]:
     program: Program | None = None
+    frames, numbers = _frames(read_beside(folder, FRAMES))
     for place, row in enumerate(_ROW.finditer(read_index(folder))):
         path = folder / _FULL / f"{row['label']}.txt"
         if path.is_file():  # otherwise the pass changed nothing
-            program = _parsed(path)
+            program = with_frames(_parsed(path), frames, numbers.get(row["label"], ()))
         if program is None:
             raise TextError(f"{path} is missing, the input of a pipeline")
         seconds = float(row["seconds"]) if row["seconds"] else UNKNOWN_S
@@ -83,6 +85,14 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _frames(found: Mapping[str, Any]) -> tuple[list[Row], dict[str, list[int]]]:
+    rows = [
+        (str(file), int(line), str(function), int(caller))
+        for file, line, function, caller in found.get("frames", ())
+    ]
+    return rows, dict(found.get("stages", {}))
 
 
 def _sources(found: Mapping[str, Any]) -> dict[str, dict[int, str]]:

@@ -4,7 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.ir import Block, Kind, Operands, Operator, Program, Source, diff
+from jaxfleet.ir import Block, Kind, Operands, Operator, Program, diff
+from jaxfleet.ir.call_frames import FrameTable
 from jaxfleet.ir.naming import name_text
 from jaxfleet.ir.printer import (
     attrs_text,
@@ -35,6 +36,7 @@ class Lineage:
         places: by stage, the line of each operator.
         files: the user's files by short path, numbered.
         declarations: the line of each heading and declaration.
+        calls: the user's calls that lead to operators.
     """
 
     strings: Strings
@@ -45,6 +47,7 @@ class Lineage:
     places: list[dict[OpPlace, int]] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     declarations: dict[str, int] = field(default_factory=dict)
+    calls: FrameTable = field(default_factory=FrameTable)
 
     def variable(self, variable: Variable) -> int:
         """Returns the number of a variable."""
@@ -53,6 +56,17 @@ class Lineage:
             self.variables[key] = len(self.variables)
             self.declared.append(variable)
         return self.variables[key]
+
+    def file(self, path: str) -> int:
+        """Returns the number of a file; `NONE` of an empty path."""
+        return self.files.setdefault(short_path(path), len(self.files)) if path else NONE
+
+    def frames(self) -> list[tuple[int, int, int, int]]:
+        """Returns the calls: file, line, function, caller; all as numbers."""
+        return [
+            (self.file(file), line, self.strings.number(function), caller)
+            for file, line, function, caller in self.calls.rows
+        ]
 
 
 def follow(stages: Sequence[StageRecord], strings: Strings) -> Lineage:
@@ -185,19 +199,15 @@ class _StageBuilder:
         lines.append(
             Line(
                 "op",
-                self._file(source),
+                self.lineage.file(source.file),
                 source.line,
                 self._interned(source.function),
                 self._interned(source.scope),
                 self._interned(source.made_by),
+                self.lineage.calls.number(source.callers),
             )
         )
         return len(lines) - 1
-
-    def _file(self, source: Source) -> int:
-        if not source.file:
-            return NONE
-        return self.lineage.files.setdefault(short_path(source.file), len(self.lineage.files))
 
     def _interned(self, text: str) -> int:
         return self.number(text) if text else NONE

@@ -77,6 +77,7 @@ class Line:
         function: the function around it, interned.
         scope: the modules around it, interned.
         maker: the pass that made it, interned; `NONE` if the user wrote it.
+        caller: the innermost of the calls that lead to the function; `NONE` without any.
         versions: its texts, in order of the stages.
         labels: how each output lies on the devices, interned.
         completed: the reductions that complete its outputs, interned.
@@ -90,6 +91,7 @@ class Line:
     function: int = NONE
     scope: int = NONE
     maker: int = NONE
+    caller: int = NONE
     versions: list[Version] = field(default_factory=list)
     labels: tuple[int, ...] = ()
     completed: tuple[int, ...] = ()
@@ -216,6 +218,7 @@ class ReportProgram:
         sizes: the number that stands for each letter in bytes and flops.
         sizes_assumed: whether those numbers are guesses.
         files: the user's.
+        frames: calls of the user's functions: (file, line, interned function, frame around it).
         variables: (name, type, kind, bytes, interned type and kind).
         lines: all lines of all stages.
         stages: the input first.
@@ -237,6 +240,7 @@ class ReportProgram:
     sizes: Mapping[str, int] = field(default_factory=dict)
     sizes_assumed: bool = False
     files: Sequence[SourceFile] = ()
+    frames: Sequence[tuple[int, int, int, int]] = ()
     variables: Sequence[tuple[str, int, int, int]] = ()
     lines: Sequence[Line] = ()
     stages: Sequence[Stage] = ()
@@ -288,6 +292,7 @@ def _program_json(program: ReportProgram) -> dict[str, Any]:
         "sizes": dict(program.sizes),
         "assumed": program.sizes_assumed,
         "files": [[file.path, sorted(file.lines.items())] for file in program.files],
+        "frames": list(program.frames),
         "variables": list(program.variables),
         "lines": [_line_json(line) for line in program.lines],
         "stages": [_stage_json(stage) for stage in program.stages],
@@ -316,6 +321,7 @@ def _line_json(line: Line) -> list[Any]:
         line.function,
         line.scope,
         line.maker,
+        line.caller,
         line.flops,
         line.moved_bytes,
         line.labels,

@@ -29,7 +29,7 @@ function operatorCard(program, line) {
   const stage = program.nearest(line, current.pass), kind = program.lines[line][0];
   const text = make("p", { class: "text" }, codeWhole(program.tokens(line, stage)));
   if (kind !== OP) return [make("h2", {}, kind === DECLARATION ? plain(program.variables[program.version(line, stage)[3][0]][0]) : "heading"), badges(program, line, stage), text, ...values(program, line, stage), historyOf(program, line)];
-  return [make("h2", {}, program.type(line, stage)), badges(program, line, stage), text, ...origin(program, line), ...source(program, program.file(line), program.row(line)), ...values(program, line, stage), ...parametersOf(program, line, stage), historyOf(program, line)];
+  return [make("h2", {}, program.type(line, stage)), badges(program, line, stage), text, ...origin(program, line), ...source(program, program.file(line), program.row(line)), ...calledFrom(program, line), ...values(program, line, stage), ...parametersOf(program, line, stage), historyOf(program, line)];
 }
 function codeWhole(tokens, marked) {
   const found = document.createDocumentFragment();
@@ -69,6 +69,13 @@ function source(program, file, number) {
   const [path, rows] = program.raw.files[file], known = new Map(rows), quote = make("div", { class: "quote", tabindex: "0", role: "region", "aria-label": `${path}, line ${number}` });
   for (let at = number - 5; at <= number + 5; at++) if (known.has(at)) quote.append(make("div", { class: at === number ? "here" : undefined }, make("span", { class: "no" }, String(at)), known.get(at) || " "));
   return [make("h3", {}, "Your line"), make("p", {}, link(`${path}:${number}`, () => go({ view: "operators", op: current.op, line: current.op === NONE ? number : NONE, file }), "Show it with all of its operators")), quote.childNodes.length ? quote : make("p", { class: "soft" }, "This report does not have the line's text.")];
+}
+
+// The calls that lead to the operator's function, the innermost first; a recursion has many.
+function calledFrom(program, line) {
+  const callers = program.callers(line).reverse();
+  if (!callers.length) return [];
+  return [make("h3", {}, "Called from"), make("ol", { class: "way" }, callers.map(({ file, row, func }) => make("li", {}, link(placeOf(program, file, row), () => go({ view: "operators", op: NONE, line: row, file }), "Show all operators of this call"), ` in ${functionName(func)} `, make("code", { class: "soft" }, program.sourceText(file, row)))))];
 }
 
 function lineCard(program) {

@@ -39,10 +39,22 @@ class Program {
   func(line) { return text(this.column(line, 4)); }
   scope(line) { return text(this.column(line, 5)); }
   maker(line) { return text(this.column(line, 6)); }
-  flops(line) { return this.column(line, 7); }
-  moves(line) { return this.column(line, 8); }
-  labels(line) { const found = this.lines[line][9]; return found ? found.map(text) : []; }
-  completed(line) { const found = this.lines[line][10]; return found ? found.map(text) : []; }
+  // The calls of the user's functions that lead to a line's function, the outermost first.
+  callers(line) {
+    const found = [];
+    for (let at = this.column(line, 7); at !== NONE; at = this.raw.frames[at][3]) found.push(this.raw.frames[at]);
+    return found.reverse().map(([file, row, func]) => ({ file, row, func: text(func) }));
+  }
+  // Whether an operator comes from a line of the user's, by itself or through a call there.
+  comesFrom(line, file, row) {
+    if (this.file(line) === file && this.row(line) === row) return true;
+    for (let at = this.column(line, 7); at !== NONE; at = this.raw.frames[at][3]) if (this.raw.frames[at][0] === file && this.raw.frames[at][1] === row) return true;
+    return false;
+  }
+  flops(line) { return this.column(line, 8); }
+  moves(line) { return this.column(line, 9); }
+  labels(line) { const found = this.lines[line][10]; return found ? found.map(text) : []; }
+  completed(line) { const found = this.lines[line][11]; return found ? found.map(text) : []; }
   versions(line) { return this.lines[line][1]; }
 
   birth(line) { return this.versions(line)[0][0]; }
@@ -161,7 +173,8 @@ class Program {
         if (columns[0] === PROGRAM) return "";
         const stage = this.end(line);
         const file = this.file(line) === NONE ? "" : source[this.file(line)][0] + ":" + this.row(line);
-        return `${this.text(line, stage)} ${this.scope(line)} ${file} ${this.maker(line)}`.toLowerCase();
+        const functions = [this.func(line), ...this.callers(line).map((caller) => caller.func)].join(" ");
+        return `${this.text(line, stage)} ${this.scope(line)} ${file} ${functions} ${this.maker(line)}`.toLowerCase();
       });
     }
     return this.searched;

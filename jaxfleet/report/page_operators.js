@@ -78,19 +78,20 @@ function flopsOf(program, lines) {
   return sum ? `, ${flopsText(sum)}` : "";
 }
 function near(program, line) {
-  if (current.line !== NONE) return program.row(line) === current.line && program.file(line) === current.file;
+  if (current.line !== NONE) return program.isOp(line) && program.comesFrom(line, current.file, current.line);
   if (current.op === NONE || !program.isOp(current.op) || program.file(current.op) === NONE) return false;
   return program.row(line) === program.row(current.op) && program.file(line) === program.file(current.op);
 }
 
-// The user's lines, with the number of operators that come from each.
+// The user's lines, with the number of operators that come from each, or from what it calls.
 function sourcePane(program, lines) {
   const counts = program.raw.files.map(() => new Map());
-  for (const line of lines) if (program.file(line) !== NONE) {
-    const rows = counts[program.file(line)];
-    rows.set(program.row(line), (rows.get(program.row(line)) || 0) + 1);
+  for (const line of lines) {
+    const places = new Map();
+    for (const { file, row } of [...program.callers(line), { file: program.file(line), row: program.row(line) }]) if (file !== NONE) places.set(`${file}:${row}`, [file, row]);
+    for (const [file, row] of places.values()) counts[file].set(row, (counts[file].get(row) || 0) + 1);
   }
-  const total = (file) => [...counts[file].values()].reduce((a, b) => a + b, 0);
+  const total = (file) => lines.filter((line) => program.file(line) === file).length;
   const files = counts.map((_, file) => file).sort((a, b) => total(b) - total(a));
   let shown = files.length ? files[0] : NONE;
   const list = new List("Your source", (row, element) => {

@@ -8,17 +8,27 @@ const FOLDS = {
     return scope ? scope.split("/").map((name) => ["module", name]) : [functionOf(program, line)];
   },
   functions: (program, line) => {
-    const file = program.file(line), row = program.row(line);
-    return file === NONE ? [functionOf(program, line)] : [functionOf(program, line), ["line", program.place(line), program.sourceText(file, row)]];
+    const file = program.file(line), row = program.row(line), path = [];
+    let called = "";
+    for (const caller of program.callers(line)) {
+      path.push(["function", functionName(caller.func), called]);
+      called = [program.sourceText(caller.file, caller.row), placeOf(program, caller.file, caller.row)].filter(Boolean).join("  ");
+    }
+    const [kind, name] = functionOf(program, line);
+    path.push([kind, name, called]);
+    return file === NONE ? path : [...path, ["line", program.place(line), program.sourceText(file, row)]];
   },
 };
 const USUAL_FOLD = "modules";
 
 function functionOf(program, line) {
   const name = program.func(line), maker = program.maker(line);
-  if (name) return ["function", name === "<module>" ? name : `${name}()`];
+  if (name) return ["function", functionName(name)];
   return maker ? ["pass", `by ${maker}`] : ["outside", "no module or function"];
 }
+// A function by its own name: what it is nested in is around it.
+function functionName(name) { return name === "<module>" ? name : `${name.split("<locals>.").pop()}()`; }
+function placeOf(program, file, row) { return file === NONE ? "" : `${program.raw.files[file][0]}:${row}`; }
 function hasModules(program) { return program.lines.some((_, line) => program.isOp(line) && program.column(line, 5) !== NONE); }
 function foldOf(program) { return current.fold in FOLDS ? current.fold : hasModules(program) ? USUAL_FOLD : "functions"; }
 
@@ -28,9 +38,11 @@ class Scope {
     this.deep = parent ? parent.deep + 1 : 0;
     this.key = parent && parent.key ? `${parent.key}/${name}` : parent ? name : "";
   }
+  // A function that is called on several lines is a scope for each of them.
   child([kind, name, hint]) {
-    if (!this.children.has(name)) this.children.set(name, new Scope(kind, name, this, hint));
-    return this.children.get(name);
+    const key = kind === "function" && hint ? `${name} ${hint}` : name;
+    if (!this.children.has(key)) this.children.set(key, new Scope(kind, name, this, hint));
+    return this.children.get(key);
   }
 }
 

@@ -3,7 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Role, Source, Variable
+from jaxfleet.ir import (
+    Attrs,
+    Block,
+    Frame,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Source,
+    Variable,
+)
 from jaxfleet.ir.dims import letter
 from jaxfleet.passes import (
     DeadCodeElimination,
@@ -42,6 +53,20 @@ def deep_history(layers: int, *, servers: int = 0) -> History:
 def without_scopes(program: Program) -> Program:
     """Returns a program as jax traces one without Flax linen: it names no modules."""
     ops = [replace(op, source=replace(op.source, scope="")) for op in program.root.ops]
+    return program.with_block(program.root.with_ops(ops))
+
+
+def with_calls(program: Program) -> Program:
+    """Returns a program whose operators come from calls: a step calls a loss, which calls layers.
+
+    The first layers are called on one line, and the others on another.
+    """
+    step, loss = Frame("app/train.py", 9, "step"), Frame("app/train.py", 4, "build.<locals>.loss")
+    again = loss._replace(line=5)
+    ops = []
+    for place, op in enumerate(program.root.ops):
+        callers = (step, loss if place < 4 else again)
+        ops.append(replace(op, source=replace(op.source, callers=callers, function="layer")))
     return program.with_block(program.root.with_ops(ops))
 
 

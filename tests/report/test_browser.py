@@ -18,6 +18,7 @@ from tests.report.drawn import (
     deep_history,
     deep_step,
     server_histories,
+    with_calls,
     without_scopes,
 )
 from tests.report.test_render import HOSTILE, hostile_program
@@ -59,6 +60,7 @@ def browser() -> Iterator[Any]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Writes the reports that the tests open; `zoo` is of the zoo's largest step, as it runs."""
     small = replace(deep_history(3), decisions=DECISIONS)
+    called = {**small.sources, "app/train.py": {4: "y = layer(x)", 5: "y = layer(y)"}}
     measured = Measured(1e9, 1e8, "4 x cpu", step_s=0.25, calls=7)
     hostile = replace(of_program(hostile_program()), decisions=HOSTILE, notes=HOSTILE)
     reports: dict[str, Report] = {
@@ -69,6 +71,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": build_report([hostile]),
         "functions": build_report(
             [replace(of_program(without_scopes(deep_step(2))), sources=small.sources)]
+        ),
+        "calls": build_report(
+            [replace(of_program(with_calls(without_scopes(deep_step(2)))), sources=called)]
         ),
     }
     folder = tmp_path_factory.mktemp("reports")
@@ -203,6 +208,13 @@ def test_what_would_travel_with_4_servers(visitor: Visitor, files: dict[str, Pat
     assert visitor.clicks <= 4
 
 
+def test_what_travels_between_devices(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"])
+    visitor.click("#tab-traffic")
+    assert "Bytes on every link in a step, 4 devices" in visitor.panel
+    assert "device 3\tdevice 0" in visitor.panel
+
+
 def test_a_pass_shows_what_it_changed(visitor: Visitor, files: dict[str, Path]) -> None:
     visitor.open(files["small"])
     visitor.click(".stage", "grad_allreduce")
@@ -225,6 +237,28 @@ def test_source_operator_and_text_follow_each_other(
     assert visitor.page.locator(".row.near").count() > 1
     visitor.click(".row.near")
     assert visitor.page.locator(".pane:first-child .row.on").inner_text().strip().startswith("5")
+
+
+def test_functions_fold_by_their_calls(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["calls"], "#view=graph&fold=functions")
+    keys = visitor.page.evaluate("[...lastGraph.boxes.byKey.keys()]")
+    inside = "forward/step()/loss()"
+    assert {f"{inside}/layer()", f"{inside}/layer()~2"} <= set(keys)
+    visitor.page.goto("about:blank")
+    visitor.open(files["calls"], "#view=modules&fold=functions")
+    visitor.click(".row", "loss()")
+    assert visitor.page.locator(".row", has_text="layer()").count() >= 2
+    assert "y = layer(y)" in visitor.panel
+
+
+def test_a_call_shows_the_operators_that_come_from_it(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    visitor.open(files["calls"], "#view=operators&op=Dense_0.out")
+    assert "step()" in visitor.card
+    visitor.click("#card .way .link", "app/train.py:4")
+    assert "4 operators" in visitor.card.lower()
+    assert visitor.page.locator(".row.near").count() == 4
 
 
 def test_an_address_leads_back_to_what_was_shown(visitor: Visitor, files: dict[str, Path]) -> None:
@@ -533,6 +567,36 @@ def test_it_can_be_printed(visitor: Visitor, files: dict[str, Path]) -> None:
     assert "gradients: 6 all-reduces" in printed
     assert "c_allreduce_sum" in printed
     assert visitor.page.locator("#panel").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_graph_is_printed_as_it_is_open(
+    browser: Any, files: dict[str, Path], scheme: str
+) -> None:
+    visitor = Visitor(browser, scheme)
+    visitor.open(files["small"], "#view=graph")
+    visitor.click(".tool button", "Open a level")
+    shown = visitor.page.evaluate("lastGraph.drawing.shown().length")
+    visitor.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    visitor.page.emulate_media(media="print")
+    printed = visitor.page.locator("#print .piece .box")
+    names = set(printed.evaluate_all("(boxes) => boxes.map((box) => box.dataset.box)"))
+    assert len(names) == shown  # a box at an edge is on both pages
+    assert visitor.page.locator("#print .piece").first.bounding_box()["width"] > 300
+    light = visitor.page.evaluate("getComputedStyle(document.body).getPropertyValue('--paper')")
+    assert light == "#ffffff"
+    visitor.page.emulate_media(media="screen")
+    assert visitor.page.evaluate("lastGraph.drawing.shown().length") == shown
+    assert visitor.faults == []
+    visitor.page.close()
+
+
+def test_the_graph_is_printed_from_any_view(visitor: Visitor, files: dict[str, Path]) -> None:
+    visitor.open(files["small"], "#view=overview")
+    visitor.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert visitor.page.locator("#print .piece .box").count() > 5
+    assert len(visitor.page.pdf()) > 20_000
+    assert visitor.page.locator("#print *").count() == 0  # no second copy stays in memory
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -9,7 +9,7 @@ from jaxfleet.errors import TextError
 from jaxfleet.ir import Operands, Operator, Program, Source
 from jaxfleet.pipeline import Dump, Record, parse_pipeline, run_pipeline, write_facts
 from jaxfleet.report import build_report, of_record, read_folders
-from tests.report.drawn import deep_history, deep_step, write_dump
+from tests.report.drawn import deep_history, deep_step, with_calls, write_dump
 
 
 def test_a_dump_is_read_as_it_ran(tmp_path: Path) -> None:
@@ -96,3 +96,27 @@ def test_a_dump_that_ends_with_an_invalid_program_is_reported(tmp_path: Path) ->
     assert note.startswith("the program after grad_allreduce is not valid: ")
     assert "nowhere" in note
     assert deep_history(1).divided_at == 2
+
+
+def test_a_dump_keeps_the_calls_that_lead_to_operators(tmp_path: Path) -> None:
+    passes = parse_pipeline("dce,grad_allreduce{devices=4}")
+    run_pipeline(with_calls(deep_step(2)), passes, instruments=[Dump(tmp_path)])
+    (found,) = read_folders(tmp_path)
+    program = json.loads(build_report([found]).to_json())["programs"][0]
+    files = [path for path, _ in program["files"]]
+    frames = [(files[file], line, caller) for file, line, _, caller in program["frames"]]
+    assert frames == [("app/train.py", 9, -1), ("app/train.py", 4, 0), ("app/train.py", 5, 0)]
+    made = {len(op.source.callers) for op in found.last.root.ops if op.type != "c_allreduce_sum"}
+    assert made == {2}
+    text = (tmp_path / "full" / "00_input.txt").read_text()
+    assert "train.py:9" not in text
+
+
+def test_calls_beside_a_dump_that_do_not_fit_it_are_left_out(tmp_path: Path) -> None:
+    run_pipeline(with_calls(deep_step(1)), [], instruments=[Dump(tmp_path)])
+    data = json.loads((tmp_path / "frames.json").read_text())
+    data["stages"]["00_input"] = [99, -7]
+    data["frames"][0][3] = 5
+    (tmp_path / "frames.json").write_text(json.dumps(data))
+    (found,) = read_folders(tmp_path)
+    assert {op.source.callers for op in found.last.root.ops} == {()}

@@ -36,22 +36,22 @@ def lines_of(data: Any, type_: str) -> list[list[Any]]:
 def test_shardings_are_those_of_propagation(data: Any) -> None:
     strings = data["strings"]
     (first, *_) = lines_of(data, "jax.tanh")
-    assert [strings[n] for n in first[9]] == ["sharded(0)"]
-    gradients = [x for x in lines_of(data, "jax.dot_general") if len(x) > 10]
-    assert {strings[x[9][0]] for x in gradients} == {"partial(sum)"}
-    assert {strings[x[9][0]] for x in lines_of(data, "c_allreduce_sum")} == {"replicated"}
+    assert [strings[n] for n in first[10]] == ["sharded(0)"]
+    gradients = [x for x in lines_of(data, "jax.dot_general") if len(x) > 11]
+    assert {strings[x[10][0]] for x in gradients} == {"partial(sum)"}
+    assert {strings[x[10][0]] for x in lines_of(data, "c_allreduce_sum")} == {"replicated"}
 
 
 def test_products_have_their_flops(data: Any) -> None:
     first = lines_of(data, "jax.dot_general")[0]
-    assert first[7] == 2 * ROWS * WIDTH * WIDTH
+    assert first[8] == 2 * ROWS * WIDTH * WIDTH
 
 
 def test_an_all_reduce_has_its_bytes_and_its_maker(data: Any) -> None:
     strings = data["strings"]
     found = lines_of(data, "c_allreduce_sum")
     assert {strings[x[6]] for x in found} == {"grad_allreduce"}
-    assert max(x[8] for x in found) == 4 * WIDTH * WIDTH
+    assert max(x[9] for x in found) == 4 * WIDTH * WIDTH
 
 
 def test_memory_is_the_profiles(data: Any) -> None:
@@ -90,10 +90,12 @@ def test_state_that_devices_have_apart_is_varying() -> None:
     program, strings = data["programs"][0], data["strings"]
     lines = [program["lines"][n] for n in list(orders(program))[-1]]
     of_kind = {
-        strings[x[1][-1][2]]: {strings[n] for n in x[9]} for x in lines if x[0] == 3 and len(x) > 9
+        strings[x[1][-1][2]]: {strings[n] for n in x[10]}
+        for x in lines
+        if x[0] == 3 and len(x) > 10
     }
     assert of_kind["param"] == {"varying"}
-    assert {strings[n] for x in lines_of(data, "jax.tanh") for n in x[9]} == {"sharded(0)"}
+    assert {strings[n] for x in lines_of(data, "jax.tanh") for n in x[10]} == {"sharded(0)"}
 
 
 RANKS = """program p {nranks=2, rank=0, role="collective"}
@@ -123,7 +125,7 @@ def test_ranks_of_fluid_have_alike_what_a_collective_made(reduced: bool, state: 
         line = program["lines"][number]
         if len(line) > 9:
             version = line[1][-1]
-            found[program["variables"][version[3][0]][0], line[0]] = strings[line[9][0]]
+            found[program["variables"][version[3][0]][0], line[0]] = strings[line[10][0]]
     assert found["w", 3] == state
     assert found["x", 3] == "varying"
     assert found["loss", 0] == "varying"
