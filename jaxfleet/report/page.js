@@ -1,4 +1,4 @@
-// The page: moves between states, draws the strip and the views; search, keys and printing.
+// The page: moves between states, draws the strip and the views; search and keys.
 
 
 let follow = () => {}; // moves the view to the current selection
@@ -114,7 +114,7 @@ function setUpSearch() {
   });
 }
 
-// --- keys, help, printing -------------------------------------------------------------------------
+// --- keys, help -------------------------------------------------------------------------
 
 const KEYS = [["/", "search"], ["[ ]", "the pass before, the pass behind"], ["j k, arrows", "the next or last row of a list"], [`1 to ${Object.keys(VIEWS).length}`, "the views, from the left"], ["arrows, Enter, p", "in the graph: the next box that way, open or close it, the box around it"], ["+ \u2212 0, Shift and arrows", "in the graph: larger, smaller, all of it; move"], ["Esc", "drop the selection"], ["Backspace", "back to what was shown before"], ["?", "this list"]];
 const SIGNS = [["+ \u2212 ~ \u203a :", "added, removed, changed, moved, and changed in types alone"], ["R", "replicated: every device has all of it"], ["S0", "sharded: each device has its part of axis 0"], ["P+", "partial: each device has a summand"], ["V", "varying: each device has its own"]];
@@ -122,7 +122,7 @@ function setUpHelp() {
   const help = document.getElementById("help");
   const list = (rows, as) => make("dl", { class: "keys" }, rows.flatMap(([name, says]) => [make("dt", {}, make(as, {}, name)), make("dd", {}, says)]));
   help.append(make("h2", { id: "help-title" }, "Keys"), list(KEYS, "kbd"), make("h2", {}, "Marks"), list(SIGNS, "code"),
-    make("p", { class: "soft" }, "The address of the page names what is shown; keep or send it. Printing gives decisions, passes and the selected pass's changes."),
+    make("p", { class: "soft" }, "The address of the page names what is shown; keep or send it. Printing gives decisions, passes, the selected pass's changes, and the graph with the boxes that are open."),
     make("p", {}, make("button", { type: "button", on: { click: () => help.close() } }, "Close")));
   document.getElementById("help-button").addEventListener("click", () => help.showModal());
   document.addEventListener("keydown", (event) => {
@@ -145,17 +145,6 @@ function setUpHelp() {
   });
 }
 
-const MOST_PRINTED = 400; // changed lines of the selected pass
-function preparePrint() {
-  const it = program(), stage = current.pass, rows = stage ? pairsOf(it, stage).filter((row) => row.how !== "same") : [];
-  const line = (number, mark, at) => make("div", { class: "text" }, `${mark} `, code(it.tokens(number, at)));
-  const parts = rows.slice(0, MOST_PRINTED).flatMap((row) => [row.left === NONE ? null : line(row.left, "\u2212", stage - 1), row.right === NONE ? null : line(row.right, "+", stage)]);
-  document.getElementById("print").replaceChildren(make("h1", {}, `jaxfleet: ${it.raw.name}`),
-    make("h2", {}, "Decisions"), decisions(it.raw.decisions), make("h2", {}, "Passes"),
-    table(["pass", "added", "removed", "changed", "moved", "operators", "time"], it.stages.map((each) => [each.options || each.name, ...[0, 1, 2, 4, 5].map((n) => each.counts[n]), seconds(each.s)]), [1, 2, 3, 4, 5, 6]),
-    make("h2", {}, `What ${it.stages[stage].name} changed`), ...parts.filter(Boolean), rows.length > MOST_PRINTED ? make("p", {}, `and ${rows.length - MOST_PRINTED} more`) : "");
-}
-
 function setUp() {
   const choose = document.getElementById("program");
   choose.append(...PROGRAMS.map(({ raw, number }) => make("option", { value: number }, raw.label && raw.label !== raw.name ? `${raw.name} (${raw.label})` : raw.name)));
@@ -175,6 +164,7 @@ function setUp() {
   setUpHelp();
   window.addEventListener("popstate", showAddress);
   window.addEventListener("beforeprint", preparePrint);
+  window.addEventListener("afterprint", () => document.getElementById("print").replaceChildren());
   showAddress();
   performance.mark("drawn");
   const warm = () => program().index.length;

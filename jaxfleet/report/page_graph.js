@@ -7,21 +7,30 @@ const MOST_OPENED = 1200; // boxes shown that opening a level may lead to; a box
 const opened = new Map(); // by program and fold, the keys of open boxes; kept from pass to pass
 let lastGraph = { key: "" };
 
-function graph(program, state) {
-  const stage = state.pass, fold = foldOf(program), key = `${program.number} ${fold}`;
+// The drawing of a stage, of the boxes that are open; none of a program without operators.
+function drawingOf(program, stage) {
+  const fold = foldOf(program), key = `${program.number} ${fold}`;
   if (lastGraph.key !== `${key} ${stage}`) lastGraph = { key: `${key} ${stage}`, boxes: new Boxes(program, stage, fold) };
   const { boxes } = lastGraph;
-  if (!boxes.all.length) return make("p", { class: "empty" }, "This program has no operators.");
+  if (!boxes.all.length) return null;
   if (!opened.has(key)) opened.set(key, new Set(openAtFirst(boxes.root).map((box) => box.key)));
-  const drawing = lastGraph.drawing = new Drawing(boxes, opened.get(key));
+  return lastGraph.drawing ??= new Drawing(boxes, opened.get(key));
+}
+function placementSigns() {
+  return ["replicated", "sharded(0)", "partial(sum)", "varying"].map((label) => make("span", { class: "sign" }, tag([label]), placement(label).kind));
+}
+function graph(program, state) {
+  const stage = state.pass;
+  if (lastGraph.drawing) lastGraph.drawing = null; // a new one has the selection of now
+  const drawing = drawingOf(program, stage);
+  if (!drawing) return make("p", { class: "empty" }, "This program has no operators.");
   follow = () => drawing.follow();
   const button = (label, run, title) => make("button", { type: "button", title, on: { click: run } }, label);
-  const legend = ["replicated", "sharded(0)", "partial(sum)", "varying"].map((label) => make("span", { class: "sign" }, tag([label]), placement(label).kind));
   return [
     make("div", { class: "tool" }, make("h2", {}, `Graph after ${stage}. ${program.stages[stage].name}`), chooseFold(program),
       button("Open a level", () => drawing.openLevel()), button("Close all", () => drawing.closeAll()),
       make("span", { class: "turn" }, button("\u2212", () => drawing.zoom(0.8), "Smaller (-)"), button("+", () => drawing.zoom(1.25), "Larger (+)"), button("Fit", () => drawing.fit(), "All of it (0)"))),
-    make("div", { class: "heads signs" }, legend, make("span", { class: "sign" }, "a line is as wide as its values have bytes"), make("span", { class: "sign wide" }, "\u25b8, Enter or a double click opens a box; drag or scroll to move, ctrl and scroll to zoom")),
+    make("div", { class: "heads signs" }, placementSigns(), make("span", { class: "sign" }, "a line is as wide as its values have bytes"), make("span", { class: "sign wide" }, "\u25b8, Enter or a double click opens a box; drag or scroll to move, ctrl and scroll to zoom")),
     drawing.element,
   ];
 }
@@ -161,7 +170,28 @@ class Drawing {
   // --- drawing ---
 
   paint() {
-    const region = this.region(DRAWN.beyond), parts = [], { root } = this.boxes;
+    const region = this.region(DRAWN.beyond), parts = this.parts(region);
+    if (this.selected) parts.push(...this.curves(this.selected));
+    this.content.replaceChildren(...parts);
+    this.painted = { region, scale: this.scale };
+    const chosen = this.selected && document.getElementById(`box-${this.selected.number}`);
+    if (chosen) this.svg.setAttribute("aria-activedescendant", chosen.id); else this.svg.removeAttribute("aria-activedescendant");
+  }
+  // All of the drawing at its full size, in pieces row by row; empty ones are left out.
+  pieces(width, height) {
+    const { root } = this.boxes, { scale } = this, found = [];
+    this.scale = 1;
+    for (let y = 0; y < root.height; y += height) for (let x = 0; x < root.width; x += width) {
+      const [wide, high] = [Math.min(width, root.width - x), Math.min(height, root.height - y)], parts = this.parts([x, y, x + wide, y + high]);
+      for (const part of parts) part.removeAttribute("id");
+      if (parts.length) found.push(draw("svg", { class: "piece", viewBox: `${x} ${y} ${width} ${high}` }, ...parts));
+    }
+    this.scale = scale;
+    return found;
+  }
+  // The lines and boxes that are seen in a region.
+  parts(region) {
+    const parts = [], { root } = this.boxes;
     const seen = (x, y, width, height) => x + width >= region[0] && y + height >= region[1] && x <= region[2] && y <= region[3];
     const inside = (box, x, y) => {
       if (box.routes.length < 3000) for (const route of box.routes) {
@@ -178,11 +208,7 @@ class Drawing {
       }
     };
     inside(root, 0, 0);
-    if (this.selected) parts.push(...this.curves(this.selected));
-    this.content.replaceChildren(...parts);
-    this.painted = { region, scale: this.scale };
-    const chosen = this.selected && document.getElementById(`box-${this.selected.number}`);
-    if (chosen) this.svg.setAttribute("aria-activedescendant", chosen.id); else this.svg.removeAttribute("aria-activedescendant");
+    return parts;
   }
   box(box, x, y, isOpen) {
     const [kind] = box.isOp && box.kinds.size ? box.kinds.keys() : [""];

@@ -23,6 +23,7 @@ _SCRIPTS = (
     "page_graph.js",
     "page_costs.js",
     "page_card.js",
+    "page_print.js",
     "page.js",
 )
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
