@@ -8,6 +8,7 @@ from jaxfleet.analysis.optimizer_groups import OptimizerGroups, find_optimizer_g
 from jaxfleet.errors import VerifyError
 from jaxfleet.ir import Program, verify
 from jaxfleet.ir.source_excerpts import excerpts
+from jaxfleet.report.collective_traffic import device_links
 from jaxfleet.report.facts import (
     UNUSUAL,
     add_costs,
@@ -108,7 +109,7 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
         divides = role in {"step", "trainer"}
         groups = _groups(history.stages[0].program) if divides else None
         journeys = journeys_of(history, lineage, groups, servers) if divides else ()
-        traffic = traffic_of(history, groups)
+        traffic = replace(traffic_of(history, groups), devices=device_links(history.last, sizes))
     number, frames = lineage.strings.number, lineage.frames()  # which may name further files
     variables = [
         (v.name, number(v.type), number(v.kind.value), size_or_none(v, sizes))

@@ -275,7 +275,7 @@ def _products(
     inside = [
         sum(_products(costs, program, each, body, sizes) for each in body.ops) for body in bodies
     ]
-    return _turns(op, sizes) * max(inside)
+    return turns_of(op, sizes) * max(inside)
 
 
 def _body_bytes(program: Program, op: Operator, sizes: Mapping[str, int]) -> int:
@@ -285,10 +285,11 @@ def _body_bytes(program: Program, op: Operator, sizes: Mapping[str, int]) -> int
         inside = sum(_body_bytes(program, each, sizes) for each in body.ops)
         made = [body.variables[x] for each in body.ops for x in each.writes if x in body.variables]
         found.append(inside + 2 * sum(bytes_of(variable, sizes) for variable in made))
-    return _turns(op, sizes) * max(found)
+    return turns_of(op, sizes) * max(found)
 
 
-def _turns(op: Operator, sizes: Mapping[str, int]) -> int:
+def turns_of(op: Operator, sizes: Mapping[str, int]) -> int:
+    """Returns how often a loop's body runs; 1 if it is not known, and of what is no loop."""
     turns = op.attrs.get("length", 1)
     return evaluate(turns, sizes) if isinstance(turns, int | Dim) else 1
 

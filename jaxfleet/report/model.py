@@ -190,6 +190,40 @@ class Journey:
 
 
 @dataclass(frozen=True)
+class LinkKind:
+    """Links between devices that send alike.
+
+    Attributes:
+        says: which links these are.
+        links: their number.
+        bytes: of each, in a step.
+        operators: the collectives that use them.
+    """
+
+    says: str
+    links: int
+    bytes: int
+    operators: int
+
+
+@dataclass(frozen=True)
+class DeviceLinks:
+    """What collectives send between the devices, or ranks, of a step.
+
+    Attributes:
+        devices: their number.
+        kinds: the links, by kind.
+        links: (from, to, bytes in a step) of each; empty with many devices.
+        unknown: collectives of an unknown size, which are not counted.
+    """
+
+    devices: int
+    kinds: tuple[LinkKind, ...]
+    links: tuple[tuple[int, int, int], ...]
+    unknown: int = 0
+
+
+@dataclass(frozen=True)
 class Traffic:
     """What servers hold and what travels, as `jaxfleet plan --json` prints it.
 
@@ -197,11 +231,13 @@ class Traffic:
         placed: the plan of the step as it is; None if it has no servers.
         imagined: plans for other numbers of servers.
         why_none: why there is no such plan, or empty.
+        devices: what collectives send; None if nothing.
     """
 
     placed: Mapping[str, Any] | None = None
     imagined: Sequence[Mapping[str, Any]] = ()
     why_none: str = ""
+    devices: DeviceLinks | None = None
 
 
 @dataclass
@@ -305,6 +341,7 @@ def _program_json(program: ReportProgram) -> dict[str, Any]:
         "placed": program.traffic.placed,
         "imagined": list(program.traffic.imagined),
         "no_traffic": program.traffic.why_none,
+        "links": None if program.traffic.devices is None else asdict(program.traffic.devices),
         "endpoint": program.endpoint,
         "work": program.work,
         "measured": None if program.measured is None else asdict(program.measured),

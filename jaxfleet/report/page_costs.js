@@ -87,6 +87,7 @@ function times({ raw }) {
 function traffic(program) {
   const { placed, imagined } = program.raw, parts = [];
   if (placed) parts.push(wide(serverMap(program, placed)), links(placed));
+  if (program.raw.links) parts.push(deviceLinks(program.raw.links));
   if (imagined.length) parts.push(imagine(imagined, placed));
   const moving = program.orders[program.last].filter((line) => program.isOp(line) && program.moves(line) !== NONE);
   const most = Math.max(...moving.map((line) => program.moves(line)), 1);
@@ -131,6 +132,14 @@ function links(plan) {
   ]);
   const most = Math.max(...rows.map((row) => row[2]), 1);
   return sheet(`Bytes on every link in a step, ${plan.trainers} trainers`, table(["from", "to", "bytes", ""], rows.map(([from, to, sent]) => [from, to, bytes(sent), meter(sent / most)]), [2]));
+}
+function deviceLinks({ devices, kinds, links: each, unknown }) {
+  const most = Math.max(...kinds.map((kind) => kind.bytes), ...each.map((link_) => link_[2]), 1);
+  return sheet(`Bytes on every link in a step, ${devices} devices`,
+    table(["links", "number", "bytes on each", "", "of"], kinds.map((kind) => [kind.says, kind.links, bytes(kind.bytes), meter(kind.bytes / most), count(kind.operators, "collective")]), [1, 2]),
+    each.length ? table(["from", "to", "bytes", ""], each.map(([from, to, sent]) => [`device ${from}`, `device ${to}`, bytes(sent), meter(sent / most)]), [2]) : null,
+    unknown ? make("p", { class: "soft" }, `${count(unknown, "collective")} of an unknown size not counted.`) : null,
+    make("p", { class: "soft" }, "As the collectives send in rings: loops in every turn, branches as if each ran. XLA may choose another algorithm, and devices of one host may share memory."));
 }
 function imagine(plans, placed) {
   const detail = make("div");
