@@ -71,7 +71,8 @@ def _say(text: str) -> None:
 def _server() -> int:
     """Returns the pid of the server, a sibling of this process."""
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and b"serve" in (folder / "cmdline").read_bytes().split(b"\0"):
+        words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdecimal() else []
+        if b"serve" in words and b"--standby" not in words:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             if int(parent) == os.getppid():
                 return int(folder.name)

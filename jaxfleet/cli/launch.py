@@ -55,6 +55,8 @@ OF_ANY = (
     Option("--grace", "grace_s", "processes that are told to end have S seconds to do so (5)",
            "S", float),
     Option("--threads", "threads", "threads that each process computes with", "N", int),
+    Option("--max-restarts", "max_restarts", "how often the whole job is started again after a "
+           "failure that nothing else mends (0)", "N", int),
 )  # fmt: skip
 
 OF_SERVERS = (
@@ -66,6 +68,10 @@ OF_SERVERS = (
            f"below this folder alone ({os.pathsep} between several; the working directory)",
            "DIR", _folders),
     Option("--restarts", "restarts", "how often a dead server is started again (3)", "N", int),
+    Option("--trainer-restarts", "trainer_restarts", "how often a dead trainer is started again "
+           "(0); the others wait for it if strategy.on_trainer_lost is 'wait'", "N", int),
+    Option("--spares", "spares", "processes that wait to take a dead server's place (1)",
+           "N", int),
     Option("--server-return", "server_return_s",
            "trainers wait S seconds for a dead server to be back (60)", "S", float),
     Option("--servers-run-script", "servers_run_script",
@@ -78,8 +84,6 @@ OF_COLLECTIVE = (
     Option("--devices-per-process", "cpu_devices",
            "how many devices the CPU stands in for in each rank", "D", int),
     Option("--gpus", "gpus", "the GPUs that ranks share out; all unless given", "0,1"),
-    Option("--max-restarts", "max_restarts",
-           "how often all ranks are started again after one failed (0)", "N", int),
 )  # fmt: skip
 
 _USAGE = "jaxfleet launch [OPTIONS] (SCRIPT | -m MODULE) [ARGS...]"

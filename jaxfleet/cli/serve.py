@@ -1,13 +1,15 @@
 """`jaxfleet serve`: runs one parameter server of a job; `jaxfleet launch` starts it."""
 
 import argparse
+import json
 import os
 import sys
 from typing import Any
 
-from jaxfleet.env import PserverRole, read_cluster
+from jaxfleet.env import PserverRole, enter_environment, read_cluster
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.launch import PORT_TAKEN
+from jaxfleet.launch.placement import seen_gpus
 
 
 def add_parser(commands: Any, about: str) -> None:
@@ -25,11 +27,15 @@ def add_parser(commands: Any, about: str) -> None:
     add("--step-timeout", type=float, metavar="S", help=f"seconds for a step at most{of_job}")
     insecure = "start without a secret: whoever reaches the port can take part in the job"
     add("--insecure", action="store_true", help=f"{insecure} (JAXFLEET_INSECURE=1)")
+    add("--standby", type=int, metavar="FD", help="be a spare: import everything, then read the "
+        "environment of a server as JSON from this descriptor, and take its place")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until the job ends."""
+    if args.standby is not None and not _stand_by(args.standby):
+        return 0
     cluster = read_cluster()
     if cluster is None or cluster.role != "pserver" or cluster.current_endpoint is None:
         what = "this process is not a server of a job"
@@ -45,6 +51,20 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
         return PORT_TAKEN
+
+
+def _stand_by(descriptor: int) -> bool:
+    """Prepares a server, and waits for its role; returns False if it is not needed."""
+    from jaxfleet.ps.server.process import prepare  # noqa: PLC0415  # jax
+
+    with os.fdopen(descriptor, "rb") as pipe:
+        # A device other than the CPU is left to those who use it: JAX would take its memory.
+        prepare(computes=not seen_gpus())
+        role = pipe.read()
+    if not role:
+        return False
+    enter_environment(json.loads(role))
+    return True
 
 
 def _serve(cluster: PserverRole, args: argparse.Namespace) -> int:

@@ -261,6 +261,26 @@ def cluster_environment(cluster: PserverRole) -> dict[str, str]:
     return kept | {name: str(value) for name, value in settings.items() if value is not None}
 
 
+_COMPILED = {
+    "JAX_COMPILATION_CACHE_DIR": "",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def compiled_code_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Adds JAX's settings for keeping compiled code in a folder, unless the user has some."""
+    if any(environment.get(name) for name in _COMPILED):
+        return dict(environment)
+    return {**environment, **_COMPILED, "JAX_COMPILATION_CACHE_DIR": str(folder)}
+
+
+def enter_environment(environment: Mapping[str, str]) -> None:
+    """Makes this the environment of this process, which waited for its role."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
 def _read_role() -> Literal["trainer", "pserver"] | None:
     role, too = get(ROLE), get(ROLE_TOO)
     if role and too and role != too:

@@ -80,6 +80,8 @@ class Nodes:
 # without counting as a failure.
 PORT_TAKEN = 98
 
+SERVE = (sys.executable, "-m", "jaxfleet", "serve")
+
 _MOST_PROCESSES = 1024
 _MOST_PORT = 65536
 
@@ -159,10 +161,14 @@ class Job(AnyJob):
             default those of `JAXFLEET_SAVE_DIR`, or this process's working directory.
         restarts: how often a server that died is started again.
         server_return_s: how long trainers wait for a server that died, if it is started again.
+        trainer_restarts: how often a trainer that died is started again; the other trainers wait
+            for it only if the script's strategy has `on_trainer_lost="wait"`.
+        max_restarts: how often the whole job is started again when no other restart helps.
+        spares: the number of spare processes, one of which takes the place of a dead server.
     """
 
     trainer: tuple[str, ...]
-    server: tuple[str, ...] = (sys.executable, "-m", "jaxfleet", "serve")
+    server: tuple[str, ...] = SERVE
     trainers: int = 1
     servers: int = 1
     server_endpoints: tuple[str, ...] = ()
@@ -171,12 +177,20 @@ class Job(AnyJob):
     save_dirs: tuple[Path, ...] = ()
     restarts: int = 3
     server_return_s: float = 60.0
+    trainer_restarts: int = 0
+    max_restarts: int = 0
+    spares: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("trainers", self.trainers, 1, _MOST_PROCESSES)
         check_range("servers", self.servers, 1, _MOST_PROCESSES)
-        check_range("restarts", self.restarts, 0, math.inf)
+        for name in ("restarts", "trainer_restarts", "max_restarts"):
+            check_range(name, getattr(self, name), 0, math.inf)
+        check_range("spares", self.spares, 0, self.servers)
+        if self.max_restarts and self.nodes.several:
+            what = "a job with servers on several machines cannot start again as a whole"
+            raise StrategyError(what, hint="leave --max-restarts out, or start it from outside")
         check_range("port", self.port, 0, _MOST_PORT - self.servers)
         check_seconds("server_return_s", self.server_return_s)
         if self.server_endpoints and len(self.server_endpoints) < self.servers:

@@ -184,6 +184,10 @@ class Reader:
         self._thread = threading.Thread(target=self._run, name=f"reads {name}", daemon=True)
         self._thread.start()
 
+    def rename(self, name: str, log: BinaryIO | None) -> None:
+        """Shows what follows under another name, and writes it to another log."""
+        self._name, self._log = name, log
+
     def finish(self, timeout_s: float) -> None:
         """Waits for the end of the stream, which a descendant that escaped may keep open."""
         self._thread.join(timeout_s)

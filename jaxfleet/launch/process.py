@@ -28,7 +28,8 @@ class Process:
     """Runs a command in its own session.
 
     `on_end` is called from another thread when it has ended, and `on_gone` once its descendants
-    have ended too, at most `grace_s` later, and all output was shown.
+    have ended too, at most `grace_s` later, and all output was shown. `inherited` are descriptors
+    that the command keeps.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Process:
         grace_s: float,
         on_end: Callable[["Process"], None],
         on_gone: Callable[["Process"], None],
+        inherited: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -59,6 +61,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=inherited,
             bufsize=0,
         )
         self.pid = self._popen.pid
@@ -95,6 +98,12 @@ class Process:
         if code < 0:
             return f"killed by {_signal_name(-code)}"
         return f"ended with exit code {code}" if code else "ended well"
+
+    def rename(self, name: str, log: BinaryIO | None) -> None:
+        """Gives a spare process its name in the job; its output is shown under that from now on."""
+        self.name = name
+        for reader in self._readers:
+            reader.rename(name, log)
 
     def tell(self, number: signal.Signals) -> None:
         """Sends a signal to it and its descendants; stopped processes are continued first."""

@@ -48,12 +48,19 @@ class Told:
 
 @dataclass(frozen=True)
 class Due:
-    """It is time to start a server again."""
+    """It is time to start a process again: `server` or `trainer`, and its number."""
 
     index: int
+    role: str = "server"
+    start: int = 0  # of the whole job, to which it belongs
 
 
-Event: TypeAlias = Ended | Gone | Told | Due
+@dataclass(frozen=True)
+class SparesDue:
+    """It is time to start spare processes."""
+
+
+Event: TypeAlias = Ended | Gone | Told | Due | SparesDue
 
 
 class Events:
@@ -127,19 +134,48 @@ class Starter:
         self.everybody: list[Process] = []
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
-        process = Process(
+        process = self._process(name, command, environment)
+        self.everybody.append(process)
+        return process
+
+    def start_spare(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        inherited: Sequence[int],
+    ) -> Process:
+        """Starts a process that has no part in the job until `enlist` gives it one."""
+        return self._process(name, command, environment, inherited)
+
+    def enlist(self, spare: Process, name: str) -> None:
+        """Counts a spare process among the job's, under the name of its new role."""
+        spare.rename(name, self._logs.get(name))
+        self.everybody.append(spare)
+
+    def settled(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of a process with the settings of this launch."""
+        return {**environment, **self._settings}
+
+    def _process(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        inherited: Sequence[int] = (),
+    ) -> Process:
+        return Process(
             name=name,
             command=command,
-            environment={**environment, **self._settings},
+            environment=self.settled(environment),
             console=self.console,
             log=self._logs.get(name),
             keeper=self._keeper,
             grace_s=self._job.grace_s,
             on_end=lambda process: self.events.put(Ended(process)),
             on_gone=lambda process: self.events.put(Gone(process)),
+            inherited=inherited,
         )
-        self.everybody.append(process)
-        return process
 
 
 def log_name(role: str, number: int) -> str:

@@ -1,5 +1,6 @@
 """A launched job survives the loss of a server, and ends when interrupted."""
 
+import contextlib
 import os
 import re
 import signal
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import PATIENT_S, TRAINING, Jobs, Started, check_same
+from tests.faults.cluster import PATIENT_S, TRAINING, Jobs, Started, check_same, wait_until
 from tests.faults.conftest import Undisturbed
 from tests.launch.jobs import runs
 
@@ -47,6 +48,45 @@ def test_a_server_that_is_killed_is_started_again_and_the_result_is_right(
         assert re.search(r"server 0 +\| .*server 0 goes on after step \d+, from its check", text)
         assert not any(runs(pid) for pids in numbers(text).values() for pid in pids)
         check_same(jobs.results(), undisturbed("norm", 14))
+
+
+def spare_of(launcher: int) -> int | None:
+    """Returns the spare process of a launch, None if there is none yet."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (
+                (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdecimal() else []
+            )
+            if b"--standby" in words and b"gate.py" not in words[3]:
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == launcher:
+                    return int(folder.name)
+    return None
+
+
+@pytest.mark.grid  # by default, `tests/launch/test_spares.py` has spares that import nothing
+def test_a_spare_takes_the_place_of_a_server_and_the_result_is_right(
+    tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the job's folders are there
+    with Jobs(tmp_path) as jobs:
+        job = launched(jobs, "--steps=40", "--kind=norm", "--pause=0.6", *PATIENT)
+        job.reaches("step 4.")
+        wait_until(lambda: spare_of(job.process.pid) is not None, "a spare process")
+        spare = spare_of(job.process.pid)
+        assert spare is not None
+        compiled = sorted(tmp_path.glob("jaxfleet-*/jit_*-cache"))
+        assert len(compiled) > 2
+        compiled[-1].write_bytes(compiled[-1].read_bytes()[:-40])  # is compiled again
+        (victim,) = numbers(job.text())["server 0"]
+        os.kill(victim, signal.SIGKILL)
+        assert job.ends() == 0
+        text = job.text()
+        assert numbers(text)["server 0"] == [victim, spare]
+        assert f"process {spare}\n" in text  # its own words, under the name of the server
+        assert not any(runs(pid) for pids in numbers(text).values() for pid in pids)
+        check_same(jobs.results(), undisturbed("norm", 40))
+        assert not list(tmp_path.glob("jaxfleet-*"))
 
 
 @pytest.mark.grid  # by default, `tests/launch/test_stopping.py` has every signal

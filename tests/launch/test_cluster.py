@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.env import PserverRole, cluster_environment, read_cluster
+from jaxfleet.env import (
+    PserverRole,
+    cluster_environment,
+    compiled_code_environment,
+    read_cluster,
+)
 from jaxfleet.errors import StrategyError
 
 TRAINER = {
@@ -130,3 +135,11 @@ def test_what_is_missing_or_wrong_is_named(
     with pytest.raises(StrategyError) as refused:
         read_cluster()
     assert what in str(refused.value)
+
+
+def test_compiled_code_is_kept_in_the_jobs_folder_unless_the_user_has_one() -> None:
+    kept = compiled_code_environment({"A": "b"}, Path("here"))
+    assert kept["JAX_COMPILATION_CACHE_DIR"] == "here"
+    assert float(kept["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]) == 0
+    own = {"JAX_COMPILATION_CACHE_DIR": "/mine"}
+    assert compiled_code_environment(own, Path("here")) == own

@@ -212,7 +212,7 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--nproc", "2", "--gpus", "0,1,2"], "3 GPUs cannot be shared out to 2 processes"),
         (["--nproc", "2", "--port", "65535"], "port is 65535"),
         (["--nproc", "2", "--servers", "1"], "--servers does nothing here"),
-        (["--max-restarts", "2"], "--max-restarts does nothing here"),
+        (["--gpus", "0"], "--gpus does nothing here"),
         (["--nproc", "1", "--nodes", "a,b"], "which of several machines is this one?"),
         (["--nproc", "1", "--nodes", "a,b", "--node", "c"], "this machine, c, is none of the job"),
         (["--nproc", "1", "--nodes", "a,a", "--node", "a"], "the machine a is named twice"),

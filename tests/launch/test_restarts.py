@@ -1,11 +1,19 @@
-"""A server that dies is restarted in its place, up to a limit."""
+"""A server or trainer that dies is restarted in its place, and a job as a whole, up to a limit."""
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from jaxfleet.launch import PORT_TAKEN, launch
+from jaxfleet.errors import StrategyError
+from jaxfleet.launch import PORT_TAKEN, Nodes, launch, restarts
+from jaxfleet.launch.restarts import RestartBudget
 from tests.launch.jobs import IDLE, job, noted, noting, waiting
+
+if TYPE_CHECKING:
+    from jaxfleet.launch.process import Process
 
 pytestmark = pytest.mark.processes
 
@@ -87,3 +95,104 @@ def test_a_folder_for_checkpoints_that_was_named_stays(tmp_path: Path) -> None:
     named = tmp_path / "made" / "here"
     assert launch(job("pass", server, checkpoint_dir=named, grace_s=10.0)) == 0
     assert (named / "x").exists()
+
+
+# Notes its life in a folder, and ends in a given way in its first lives.
+LIVES = """
+import os, pathlib, signal, sys
+life = int(os.environ.get("JAXFLEET_RESTART", "0"))
+print("life", life, os.environ["PADDLE_TRAINER_ID"], flush=True)
+if life < {times} and os.environ["PADDLE_TRAINER_ID"] == "0":
+    {how}
+"""
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_trainer_that_dies_is_started_again_with_its_next_life(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = LIVES.format(how=how, times=2)
+    assert launch(job(trainer, trainers=2, trainer_restarts=2, grace_s=0.2)) == 0
+    out, err = capsys.readouterr()
+    lives = sorted(line.partition("| ")[2] for line in out.splitlines())
+    assert lives == ["life 0 0", "life 0 1", "life 1 0", "life 2 0"]
+    assert "it is started again (2 of 2)" in err
+    assert re.search(r"trainer 0: process \d+, start 3\n", err)
+
+
+def test_a_trainer_that_dies_too_often_ends_the_job_with_its_last_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = LIVES.format(how="sys.exit(5 + life)", times=9)
+    assert launch(job(trainer, trainer_restarts=1)) == 6
+    assert capsys.readouterr().err.count("it is started again") == 1
+
+
+def test_a_trainer_whose_script_fails_at_once_is_not_started_for_ever(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "_AGAIN_S", 0.01)
+    trainer = LIVES.format(how="sys.exit(1)", times=99)
+    assert launch(job(trainer, trainer_restarts=99)) == 1
+    err = capsys.readouterr().err
+    assert err.count("it is started again") == 3
+    assert "trainer 0 is not started again: it failed 4 times in a row soon after its start" in err
+
+
+def test_delays_double_after_errors_and_not_after_signals() -> None:
+    budget = RestartBudget(9, gives_up=True)
+    quick, killed, late = (
+        cast("Process", SimpleNamespace(status=status, seconds=seconds))
+        for status, seconds in ((1, 2.0), (137, 2.0), (1, 900.0))
+    )
+    spent = [budget.spend(each) for each in (quick, quick, quick, killed, quick, late, quick)]
+    assert spent == [0.5, 1.0, 2.0, 0.5, 0.5, 0.5, 0.5]
+    assert RestartBudget(0).spend(killed) is None
+
+
+def test_without_the_option_a_trainer_that_dies_ends_the_job() -> None:
+    assert launch(job(LIVES.format(how="sys.exit(4)", times=1))) == 4
+
+
+STARTS = """
+import os, pathlib, sys, time
+start = int(os.environ.get("JAXFLEET_RESTART", "0"))
+print("start", start, flush=True)
+sys.exit(0 if start == {last} else 8 + start)
+"""
+# Prints whether it finds checkpoints of an earlier process at its place.
+FINDS = """
+import os, pathlib, time
+here = pathlib.Path(os.environ["JAXFLEET_CHECKPOINT_DIR"], os.environ["JAXFLEET_JOB"], "server0")
+print("found", here.exists(), os.environ["JAXFLEET_LAUNCH_ID"], flush=True)
+here.mkdir(parents=True)
+time.sleep(200)
+"""
+
+
+def test_the_whole_job_is_started_again_without_its_servers_checkpoints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = f"import time; time.sleep(0.4)\n{STARTS.format(last=2)}"
+    assert launch(job(trainer, FINDS, max_restarts=2, grace_s=0.2)) == 0
+    out, err = capsys.readouterr()
+    lines = [line.partition("| ")[2].split() for line in out.splitlines()]
+    assert [words[1] for words in lines if words[0] == "start"] == ["0", "1", "2"]
+    found = [words for words in lines if words[0] == "found"]
+    assert [words[1] for words in found] == ["False"] * 3
+    assert len({words[2] for words in found}) == 3
+    assert "trainer 0 ended with exit code 8" in err
+    assert "the whole job is started again (2 of 2)" in err
+
+
+def test_the_status_after_the_last_start_of_a_job_is_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert launch(job(STARTS.format(last=9), max_restarts=1, grace_s=0.2)) == 9
+    assert capsys.readouterr().err.count("the whole job is started again") == 1
+
+
+def test_a_job_on_several_machines_does_not_start_again_as_a_whole() -> None:
+    nodes = Nodes(("127.0.0.1", "127.0.0.2"), "127.0.0.1")
+    with pytest.raises(StrategyError, match="cannot start again as a whole"):
+        job("pass", nodes=nodes, insecure=True, max_restarts=1)

@@ -10,14 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
+
 from jaxfleet.env import read_metrics_host, read_metrics_port
 from jaxfleet.errors import StrategyError
+from jaxfleet.ir import parse
 from jaxfleet.lower import ExecutableCache, compute_in_place
 from jaxfleet.observability import spans_of, write_token
 from jaxfleet.observability.notices import notify
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.event_loop import DescriptorReserve, raise_descriptor_limit
 from jaxfleet.ps.server.metrics import MetricsExporter
+from jaxfleet.ps.server.program_loader import read_plan
 from jaxfleet.transport.buffers import keep_freed_memory
 from jaxfleet.transport.messages import Network
 from jaxfleet.transport.secret import metrics_token, read_secret
@@ -25,6 +30,39 @@ from jaxfleet.transport.zmq.network import ZmqNetwork
 
 # How long the computing thread waits for the serving thread to release the GIL.
 _SWITCH_S = 0.0002
+
+
+# A server's program, of which nothing is kept but what JAX sets up at the first.
+_SMALL = """\
+program small {endpoints=["127.0.0.1:1"], pserver_id=0, trainers=1}
+  data  g.trainer_0: f32[2]
+  param w: f32[2]
+  block 0
+    rpc
+      listen_and_serv(X=[g.trainer_0]) {grad_to_block_id=["g:1"], optimize_blocks=[^1]}
+  block 1
+    optimize
+      Out=g: f32[2] = sum(X=[g.trainer_0])
+      w = jax.sub(w, g)
+"""
+
+
+def prepare(*, computes: bool) -> None:
+    """Does what every server does before it knows its job.
+
+    Args:
+        computes: runs a block, which sets the device and the compiler up.
+    """
+    keep_freed_memory()
+    compute_in_place()
+    if not computes:
+        return
+    plan = read_plan(parse(_SMALL), ExecutableCache())
+    executor = BlockExecutor(plan)
+    executor.compile()
+    zeros = np.zeros(2, np.float32)
+    executor.assign({"w": zeros})
+    executor.run(plan.blocks[0], {"g.trainer_0": zeros})
 
 
 def job_network(secret_file: Path | None) -> Network:

@@ -1,0 +1,141 @@
+"""The servers and trainers of a job on this machine: their environments, starts and restarts."""
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxfleet.env import PserverRole, cluster_environment, compiled_code_environment, read_job
+from jaxfleet.launch.job_spec import SERVE, Job
+from jaxfleet.launch.placement import Places
+from jaxfleet.launch.process import Process
+from jaxfleet.launch.spares import Spares
+from jaxfleet.launch.starter import Starter
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Folders of a job on this machine.
+
+    Attributes:
+        checkpoints: of the servers' own checkpoints.
+        meeting: where role makers rendezvous, if anywhere.
+        compiled: of compiled blocks, which a restarted server loads; None if none is restarted.
+    """
+
+    checkpoints: Path
+    meeting: Path | None
+    compiled: Path | None = None
+
+
+class Members:
+    """Starts this machine's servers and trainers of a job.
+
+    Attributes:
+        trainers: the current or last process of each, by number.
+        servers: likewise.
+        start_number: how often the whole job was started before.
+    """
+
+    def __init__(self, job: Job, *, places: Places, starter: Starter, folders: Folders) -> None:
+        self._job, self._places, self._starter, self._folders = job, places, starter, folders
+        save_dirs = job.save_dirs or read_job().save_dirs or (Path.cwd(),)
+        self._save_dirs = tuple(one.resolve() for one in save_dirs)
+        self.trainers: dict[int, Process] = {}
+        self.servers: dict[int, Process] = {}
+        self.start_number = 0
+        self._starts: dict[str, int] = {}  # of this start of the job, by process
+        self._launch_id = ""
+        has_spares = job.server == SERVE and job.restarts > 0 and len(places.servers) > 0
+        self.spares = Spares(
+            starter,
+            (*SERVE, "--standby"),
+            self._server_environment(places.servers[0]) if has_spares else {},
+            count=job.spares if has_spares else 0,
+        )
+
+    def start(self, number: int) -> None:
+        """Starts all processes; `number` counts the starts of the whole job from 0."""
+        self.start_number, self._launch_id = number, secrets.token_hex(8)
+        self.trainers, self.servers, self._starts = {}, {}, {}
+        self._folders.checkpoints.mkdir(parents=True, exist_ok=True)
+        if number:
+            self._forget_servers()
+        for index in self._places.servers:
+            self.start_server(index)
+        for index in self._places.trainers:
+            self.start_trainer(index)
+        self.spares.start_later()
+
+    def start_server(self, index: int) -> None:
+        """Starts or restarts a server, always with the same environment."""
+        endpoint = self._places.endpoints[index]
+        self._places.give(index)
+        name, environment = f"server {index}", self._server_environment(index)
+        process = self.spares.take(name, environment)
+        if process is None:
+            process = self._starter.start(name, self._job.server, environment)
+        else:
+            self.spares.start_later()
+        self.servers[index] = process
+        self._say(process, f", at {endpoint}")
+
+    def start_trainer(self, index: int) -> None:
+        """Starts or restarts a trainer; only `JAXFLEET_RESTART` tells its lives apart."""
+        lives = self._starts.get(f"trainer {index}", 0)
+        cluster = self._cluster(trainer_id=index, restart=self.start_number + lives)
+        process = self._starter.start(
+            f"trainer {index}", self._job.trainer, cluster_environment(cluster)
+        )
+        self.trainers[index] = process
+        self._say(process)
+
+    def find(self, process: Process) -> tuple[str, int] | None:
+        """Returns the role and number of a current process; None for any other."""
+        for role, members in (("trainer", self.trainers), ("server", self.servers)):
+            for index, member in members.items():
+                if member is process:
+                    return role, index
+        return None
+
+    def _say(self, process: Process, where: str = "") -> None:
+        count = self._starts[process.name] = self._starts.get(process.name, 0) + 1
+        again = f", start {count}" if count > 1 else ""
+        self._starter.console.say(f"{process.name}: process {process.pid}{where}{again}")
+
+    def _forget_servers(self) -> None:
+        """Removes the servers' own checkpoints: the whole job goes back to one of its own."""
+        own = self._cluster(endpoint=self._places.endpoints[0]).own_checkpoints
+        assert own is not None
+        for index in self._places.servers:
+            shutil.rmtree(own / f"server{index}", ignore_errors=True)
+
+    def _server_environment(self, index: int) -> Mapping[str, str]:
+        environment = cluster_environment(self._cluster(endpoint=self._places.endpoints[index]))
+        compiled = self._folders.compiled
+        return environment if compiled is None else compiled_code_environment(environment, compiled)
+
+    def _cluster(
+        self, *, trainer_id: int | None = None, endpoint: str | None = None, restart: int = 0
+    ) -> PserverRole:
+        job, folders = self._job, self._folders
+        meeting = folders.meeting
+        if meeting is not None and self.start_number:
+            meeting /= f"start-{self.start_number}"  # without files of the last one
+        return PserverRole(
+            role="pserver" if trainer_id is None else "trainer",
+            trainers=job.trainers,
+            endpoints=self._places.endpoints,
+            trainer_id=trainer_id,
+            current_endpoint=endpoint,
+            job=job.name,
+            secret_file=job.secret,
+            checkpoint_dir=folders.checkpoints if trainer_id is None else None,
+            server_return_s=job.server_return_s if job.restarts else 0.0,
+            meeting_dir=meeting,
+            insecure=job.insecure,
+            save_dirs=self._save_dirs if trainer_id is None else (),
+            launch_id=self._launch_id if trainer_id is None else None,
+            restart=restart,
+        )
