@@ -61,12 +61,14 @@ PUBLIC = {
         DistributedAdam DownpourOptimizer DownpourServer DownpourWorker PSLib fleet fleet_embedding
     """,
     "jaxfleet.env": """
-        CloudNodes cluster_environment dumping_to ensure_cpu_num Environment is_private JobName
-        prepend_python_path preset_flag PserverRole Rank rank_environment read_cache_dir
-        read_check_nan_inf read_cloud_nodes read_cluster read_cpu_num read_environment read_job
-        read_meeting_dir read_metrics_host read_metrics_port read_rank read_restart read_roles
-        read_rpc_deadline_ms read_selected_gpus read_shows_progress read_started read_trace_dir
-        read_visible_gpus rpc_threads runtime_dir says_how_many_cpu_devices Started wants_gpus
+        CloudNodes cluster_environment compiled_code_environment dumping_to ensure_cpu_num
+        enter_environment Environment is_private JobName periodic_saves_environment
+        PeriodicSaves prepend_python_path preset_flag PserverRole Rank rank_environment
+        read_cache_dir read_check_nan_inf read_cloud_nodes read_cluster read_cpu_num
+        read_environment read_job read_meeting_dir read_metrics_host read_metrics_port
+        read_periodic_saves read_rank read_restart read_roles read_rpc_deadline_ms
+        read_selected_gpus read_shows_progress read_started read_trace_dir read_visible_gpus
+        rpc_threads runtime_dir SaveInterval says_how_many_cpu_devices Started wants_gpus
     """,
     "jaxfleet.fleet": """
         FleetBase JobFleet OnlyWorker all_reduce_worker barrier_worker distribute

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.env import read_job
+from jaxfleet.env import SaveInterval, read_job
 from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
 from jaxfleet.launch.placement import seen_gpus, selected_gpus
@@ -36,6 +36,13 @@ class Option:
         )
 
 
+def _interval(text: str) -> SaveInterval:
+    try:
+        return SaveInterval.parse(text)
+    except StrategyError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write 300s, 5m, 1h or 100steps") from None
+
+
 def _folders(text: str) -> tuple[Path, ...]:
     return tuple(Path(word) for word in text.split(os.pathsep) if word)
 
@@ -57,6 +64,12 @@ OF_ANY = (
     Option("--threads", "threads", "threads that each process computes with", "N", int),
     Option("--max-restarts", "max_restarts", "how often the whole job is started again after a "
            "failure that nothing else mends (0)", "N", int),
+    Option("--save-every", "save_every", "let steps write a checkpoint of the whole job that "
+           "often, such as 5m, 300s or 100steps; step.resume(state) goes on from the last", "T",
+           _interval),
+    Option("--save-to", "save_to", "where, in a folder of the job's name; by default in the "
+           "servers' --checkpoint-dir, or where the launch removes them at its end", "DIR", Path),
+    Option("--save-keep", "save_keep", "how many of them to keep (3)", "N", int),
 )  # fmt: skip
 
 OF_SERVERS = (

@@ -33,6 +33,10 @@ from jaxfleet.env.ranks import Started as Started
 from jaxfleet.env.ranks import rank_environment as rank_environment
 from jaxfleet.env.ranks import read_rank as read_rank
 from jaxfleet.env.ranks import read_started as read_started
+from jaxfleet.env.saves import PeriodicSaves as PeriodicSaves
+from jaxfleet.env.saves import SaveInterval as SaveInterval
+from jaxfleet.env.saves import periodic_saves_environment as periodic_saves_environment
+from jaxfleet.env.saves import read_periodic_saves as read_periodic_saves
 from jaxfleet.env.variables import Environment as Environment
 from jaxfleet.env.variables import dumping_to as dumping_to
 from jaxfleet.env.variables import prepend_python_path as prepend_python_path

@@ -23,6 +23,10 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "`jaxfleet launch` sets it",
         "JAXFLEET_SAVE_DIR": "folders, separated as in `PATH`, below which servers write and read "
         "the checkpoints that trainers name",
+        "JAXFLEET_SAVE_EVERY": "interval of checkpoints that steps write by themselves, such as "
+        "`300s` or `100steps`; `jaxfleet launch --save-every` sets it",
+        "JAXFLEET_SAVE_KEEP": "how many of those checkpoints are kept; 3 by default",
+        "JAXFLEET_SAVE_TO": "folder of those checkpoints",
         "JAXFLEET_SECRET_FILE": "file with the job's secret; any process with its content may take "
         "part",
         "JAXFLEET_SERVERS_RETURN": "seconds that trainers wait for a lost server; 0 by default",

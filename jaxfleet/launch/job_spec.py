@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxfleet.env import SaveInterval
 from jaxfleet.errors import StrategyError
 
 LOOPBACK = "127.0.0.1"
@@ -108,6 +109,11 @@ class AnyJob:
         grace_s: how long a process may take to end after a signal.
         threads: compute threads of each process; None for XLA's default.
         quiet: whether the launch itself prints only failures.
+        max_restarts: how often the whole job is started again when nothing else helps.
+        save_every: interval of the checkpoints that steps write by themselves; None for none.
+        save_to: their folder, in which a folder of the job's name holds them; a temporary one by
+            default, or `checkpoint_dir` for a job with servers.
+        save_keep: how many of them are kept.
     """
 
     name: str = field(default_factory=_new_name)
@@ -120,10 +126,19 @@ class AnyJob:
     grace_s: float = 5.0
     threads: int | None = None
     quiet: bool = False
+    max_restarts: int = 0
+    save_every: SaveInterval | None = None
+    save_to: Path | None = None
+    save_keep: int = 3
 
     def __post_init__(self) -> None:
         if self.threads is not None:
             check_range("threads", self.threads, 1, math.inf)
+        check_range("max_restarts", self.max_restarts, 0, math.inf)
+        check_range("save_keep", self.save_keep, 1, math.inf)
+        if self.save_every is not None and self.nodes.several and self.save_to is None:
+            what = "a job on several machines has no folder for its checkpoints"
+            raise StrategyError(what, hint="give --save-to DIR, which all of them can access")
         for name in ("timeout_s", "grace_s"):
             check_seconds(name, getattr(self, name))
         if self.secret_file is not None and not self.secret_file.is_file():
@@ -163,7 +178,6 @@ class Job(AnyJob):
         server_return_s: how long trainers wait for a server that died, if it is started again.
         trainer_restarts: how often a trainer that died is started again; the other trainers wait
             for it only if the script's strategy has `on_trainer_lost="wait"`.
-        max_restarts: how often the whole job is started again when no other restart helps.
         spares: the number of spare processes, one of which takes the place of a dead server.
     """
 
@@ -178,15 +192,14 @@ class Job(AnyJob):
     restarts: int = 3
     server_return_s: float = 60.0
     trainer_restarts: int = 0
-    max_restarts: int = 0
     spares: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("trainers", self.trainers, 1, _MOST_PROCESSES)
         check_range("servers", self.servers, 1, _MOST_PROCESSES)
-        for name in ("restarts", "trainer_restarts", "max_restarts"):
-            check_range(name, getattr(self, name), 0, math.inf)
+        check_range("restarts", self.restarts, 0, math.inf)
+        check_range("trainer_restarts", self.trainer_restarts, 0, math.inf)
         check_range("spares", self.spares, 0, self.servers)
         if self.max_restarts and self.nodes.several:
             what = "a job with servers on several machines cannot start again as a whole"
@@ -211,7 +224,6 @@ class CollectiveJob(AnyJob):
         gpus: this machine's, by number; its ranks share them out. None for a job without GPUs, or
             for jax's default.
         cpu_devices: the number of CPU devices of each rank; None for jax's default.
-        max_restarts: how often all ranks are started again after a failure.
         proxies: whether ranks may reach others through a proxy.
     """
 
@@ -219,13 +231,11 @@ class CollectiveJob(AnyJob):
     nproc: int = 1
     gpus: tuple[int, ...] | None = None
     cpu_devices: int | None = None
-    max_restarts: int = 0
     proxies: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("nproc", self.nproc, 1, _MOST_PROCESSES)
-        check_range("max_restarts", self.max_restarts, 0, math.inf)
         check_range("port", self.port, 0, _MOST_PORT - self.nproc)
         if self.cpu_devices is not None:
             check_range("devices per process", self.cpu_devices, 1, math.inf)

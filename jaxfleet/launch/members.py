@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.env import PserverRole, cluster_environment, compiled_code_environment, read_job
+from jaxfleet.env import (
+    PeriodicSaves,
+    PserverRole,
+    cluster_environment,
+    compiled_code_environment,
+    periodic_saves_environment,
+    read_job,
+)
 from jaxfleet.launch.job_spec import SERVE, Job
 from jaxfleet.launch.placement import Places
 from jaxfleet.launch.process import Process
@@ -22,11 +29,13 @@ class Folders:
         checkpoints: of the servers' own checkpoints.
         meeting: where role makers rendezvous, if anywhere.
         compiled: of compiled blocks, which a restarted server loads; None if none is restarted.
+        saves: the job's periodic checkpoints, if any.
     """
 
     checkpoints: Path
     meeting: Path | None
     compiled: Path | None = None
+    saves: PeriodicSaves | None = None
 
 
 class Members:
@@ -41,7 +50,9 @@ class Members:
     def __init__(self, job: Job, *, places: Places, starter: Starter, folders: Folders) -> None:
         self._job, self._places, self._starter, self._folders = job, places, starter, folders
         save_dirs = job.save_dirs or read_job().save_dirs or (Path.cwd(),)
-        self._save_dirs = tuple(one.resolve() for one in save_dirs)
+        saves = folders.saves
+        own = () if saves is None else (saves.folder,)
+        self._save_dirs = tuple(one.resolve() for one in (*save_dirs, *own))
         self.trainers: dict[int, Process] = {}
         self.servers: dict[int, Process] = {}
         self.start_number = 0
@@ -85,9 +96,11 @@ class Members:
         """Starts or restarts a trainer; only `JAXFLEET_RESTART` tells its lives apart."""
         lives = self._starts.get(f"trainer {index}", 0)
         cluster = self._cluster(trainer_id=index, restart=self.start_number + lives)
-        process = self._starter.start(
-            f"trainer {index}", self._job.trainer, cluster_environment(cluster)
-        )
+        environment = {
+            **cluster_environment(cluster),
+            **periodic_saves_environment(self._folders.saves),
+        }
+        process = self._starter.start(f"trainer {index}", self._job.trainer, environment)
         self.trainers[index] = process
         self._say(process)
 

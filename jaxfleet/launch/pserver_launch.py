@@ -19,6 +19,7 @@ from jaxfleet.launch.starter import (
     Told,
     log_name,
     meeting_folder,
+    periodic_saves,
     starting,
     temporary_folder,
     with_secret,
@@ -50,9 +51,10 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         temporary = [each for each in (None if job.checkpoint_dir else folder, compiled) if each]
         meeting, removed = meeting_folder(job, stack)
         job, secret = with_secret(job, stack)
-        folders = [*secret, *temporary, *removed]
+        saves, saved = periodic_saves(job, stack, folder)
+        folders = [*secret, *temporary, *removed, *saved]
         starter = stack.enter_context(starting(job, names, folders=folders))
-        kept = Folders(folder.resolve(), meeting, compiled)
+        kept = Folders(folder.resolve(), meeting, compiled, saves)
         members = Members(job, places=places, starter=starter, folders=kept)
         stack.callback(members.spares.close)
         return _Launch(job, starter, members).run()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from jaxfleet.env import Rank, rank_environment
+from jaxfleet.env import PeriodicSaves, Rank, periodic_saves_environment, rank_environment
 from jaxfleet.launch.job_spec import CollectiveJob
 from jaxfleet.launch.placement import RankPlaces
 from jaxfleet.launch.process import Process
@@ -14,6 +14,7 @@ from jaxfleet.launch.starter import (
     Told,
     log_name,
     meeting_folder,
+    periodic_saves,
     starting,
     with_secret,
 )
@@ -42,17 +43,24 @@ def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_na
         names = {f"rank {rank}": logs("rank", rank) for rank in places.ranks}
         meeting, removed = meeting_folder(job, stack)
         job, secret = with_secret(job, stack)
-        starter = stack.enter_context(starting(job, names, folders=[*secret, *removed]))
-        return _Launch(job, starter, places, meeting).run()
+        saves, saved = periodic_saves(job, stack)
+        folders = [*secret, *removed, *saved]
+        starter = stack.enter_context(starting(job, names, folders=folders))
+        return _Launch(job, starter, places, meeting, saves).run()
 
 
 class _Launch:
     """A job from its first start to its end."""
 
     def __init__(
-        self, job: CollectiveJob, starter: Starter, places: RankPlaces, meeting: Path | None
+        self,
+        job: CollectiveJob,
+        starter: Starter,
+        places: RankPlaces,
+        meeting: Path | None,
+        saves: PeriodicSaves | None,
     ) -> None:
-        self._meeting = meeting
+        self._meeting, self._saves = meeting, saves
         self._job, self._starter, self._places = job, starter, places
         self._console = starter.console
         self._deadline = Deadline(job)
@@ -99,7 +107,7 @@ class _Launch:
         job = self._job
         each = len(job.gpus or ()) // job.nproc
         first = self._places.ranks.index(rank) * each
-        return rank_environment(
+        environment = rank_environment(
             Rank(
                 rank=rank,
                 endpoints=self._places.endpoints,
@@ -113,6 +121,7 @@ class _Launch:
                 proxies=job.proxies,
             )
         )
+        return {**environment, **periodic_saves_environment(self._saves)}
 
     def _watch(self) -> Outcome:
         while not all(rank.status == 0 for rank in self._ranks):

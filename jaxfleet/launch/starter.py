@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, TypeAlias, TypeVar
 
-from jaxfleet.env import read_meeting_dir
+from jaxfleet.env import PeriodicSaves, read_meeting_dir
 from jaxfleet.launch.guard import GuardClient
 from jaxfleet.launch.job_spec import AnyJob
 from jaxfleet.launch.output import Console
@@ -196,6 +196,26 @@ def meeting_folder(job: AnyJob, stack: ExitStack) -> tuple[Path | None, list[Pat
         return read_meeting_dir(), []
     folder = temporary_folder(stack)
     return folder, [folder]
+
+
+def periodic_saves(
+    job: AnyJob, stack: ExitStack, folder: Path | None = None
+) -> tuple[PeriodicSaves | None, list[Path]]:
+    """Returns the job's periodic checkpoints, and the folders that the launch removes.
+
+    Args:
+        job: the job.
+        stack: removes a temporary folder.
+        folder: where they are unless the job has a folder for them.
+    """
+    if job.save_every is None:
+        return None, []
+    root, removed = job.save_to or folder, list[Path]()
+    if root is None:
+        root = temporary_folder(stack)
+        removed.append(root)
+    saved = root.resolve() / job.name / "saved"
+    return PeriodicSaves(saved, job.save_every, job.save_keep), removed
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from jaxfleet.capture import Captured, capture
 from jaxfleet.capture.arguments import Arguments
 from jaxfleet.capture.captured import rare_collections
 from jaxfleet.cluster import check_has_joined, joined
+from jaxfleet.env import read_periodic_saves, read_rank
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.observability import Progress
 from jaxfleet.ops.user_frames import warn_at_caller
@@ -334,11 +335,22 @@ def _made(captured: Captured, strategy: DistributedStrategy, folder: Path | None
     if strategy.mode == "pserver":
         from jaxfleet.runtime.pserver_entry import job_step  # noqa: PLC0415  # other modes need no ps
 
-        return job_step(captured, strategy, folder)
+        return _saving(job_step(captured, strategy, folder))
     if strategy.mode == "collective" and (here := joined()) is not None:
-        return RankStep(captured, strategy, here, folder)
+        return _saving(RankStep(captured, strategy, here, folder))
     devices = choose_devices(1 if strategy.mode == "single" else strategy.devices)
-    return Step(captured, strategy, devices, folder)
+    step = Step(captured, strategy, devices, folder)
+    # Of several processes each runs such a step alone, and no two may write the same checkpoints.
+    rank = read_rank()
+    return _saving(step) if rank is not None and len(rank.endpoints) == 1 else step
+
+
+def _saving(step: _StateAndBatch) -> _StateAndBatch:
+    """Lets a step write the checkpoints that the launch requests, if any."""
+    saves = read_periodic_saves()
+    if saves is not None:
+        step.save_periodically(saves)
+    return step
 
 
 def _check_communication(strategy: DistributedStrategy) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, Self
 
 from jaxfleet.capture import Captured
-from jaxfleet.env import PserverRole, read_cluster
+from jaxfleet.env import PeriodicSaves, PserverRole, read_cluster
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.observability import spans_of
@@ -192,6 +192,9 @@ class ServerStep(Generic[State, Metrics]):
             ConnectError: the endpoint is taken, or may not be bound.
         """
         return serve_job(self._cluster, self.strategy)
+
+    def save_periodically(self, _: PeriodicSaves) -> None:
+        """Does nothing: trainers have servers write their parts."""
 
     def close(self) -> None:
         """Does nothing: a server ends when all trainers have disconnected."""

@@ -191,6 +191,9 @@ class RankStep(Step[State, Metrics]):
         told = self._joined.gather(what, said.encode(), timeout_s=self._longest_s)
         return [each.decode() for each in told]
 
+    def _agreed_number(self, what: str, number: int) -> int:
+        return int(self._tell(what, str(number))[0])
+
     def _whole_leaf(self, leaf: Any) -> Any:
         if _is_readable(leaf):
             return leaf

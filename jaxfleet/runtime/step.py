@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.checkpoint.tables.saved_tables import exported
+from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.observability import Progress
@@ -25,6 +26,7 @@ from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.explain import undivided
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.periodic_saves import PeriodicSaver
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step_inputs import (
     check_batch,
@@ -83,6 +85,7 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
         self._calls: dict[tuple[Any, ...], Call] = {}  # by the structure and types of a batch
         self._returned = LastState()
+        self._saver: PeriodicSaver | None = None
         self._scalars = ScalarMetrics()
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
@@ -118,7 +121,16 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         key = (batch_tree, *map(_shape_and_dtype, data))
         call = self._calls.get(key)
         if call is not None:
-            return self._called(call, state, data)
+            state, metrics = self._called(call, state, data)
+        else:
+            state, metrics = self._first_called(key, state, data, batch_tree)
+        if self._saver is not None:
+            self._saver.after_step(state)
+        return state, metrics
+
+    def _first_called(
+        self, key: tuple[Any, ...], state: State, data: list[Any], batch_tree: Any
+    ) -> tuple[State, Metrics]:
         with Progress(f"first call of '{self.captured.program.name}'") as progress:
             progress.show("running its passes")
             call = self._calls[key] = Call(self._new_variant(data, batch_tree))
@@ -182,6 +194,20 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         self._returned = LastState(leaves)
         return _unflatten(tree, leaves), fetched, finite
 
+    def save_periodically(self, saves: PeriodicSaves) -> None:
+        """Lets the following steps write checkpoints by themselves."""
+        self._saver = PeriodicSaver(
+            saves,
+            self.captured.program.name,
+            save=lambda path, state, done: self.save(path, state, number=done),
+            agree=self._agreed_number,
+            is_first=lambda: self._is_first,
+        )
+
+    def _agreed_number(self, _: str, number: int) -> int:
+        """Returns the number that the first process passes; `_` names it to the others."""
+        return number
+
     def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
         """Writes a checkpoint, which a step in any mode restores.
 
@@ -206,6 +232,8 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
         checkpoint = self._opened(path)
         self._scalars.step = max(self._scalars.step, checkpoint.step)
+        if self._saver is not None:
+            self._saver.resume(checkpoint.step)
         read = read_leaves(checkpoint, variables)
         if self.tables.stores:
             read_tables(checkpoint, self.tables)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
+from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
@@ -29,7 +30,9 @@ from jaxfleet.runtime.memory_report import (
 )
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.periodic_saves import PeriodicSaver
 from jaxfleet.runtime.pserver_checkpoint import (
+    agree,
     export_table,
     meet,
     restore_job,
@@ -96,6 +99,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             of_own=True,
             waits=lambda: self._pace.is_sync,
         )
+        self._saver: PeriodicSaver | None = None
         self._pauses, self._has_run = 0, False
         # Only in sync mode do all trainers reach their first steps together.
         self._compares = (
@@ -210,7 +214,30 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         self._served.save_own(client, is_sync=self._pace.is_sync)
         finite = variant.trainer.finite
         self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves, finite)
-        return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
+        state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
+        if self._saver is not None:
+            self._saver.after_step(state, client.step if self._pace.is_sync else None)
+        return state, metrics
+
+    def save_periodically(self, saves: PeriodicSaves) -> None:
+        """Lets the following steps write checkpoints by themselves.
+
+        Raises:
+            StrategyError: the interval is in seconds, and trainers do not wait for each other.
+        """
+        if not self._pace.is_sync and saves.every.seconds is not None:
+            what = (
+                f"checkpoints every {saves.every}, and with communication "
+                f"'{self.strategy.communication}' no step is that of all trainers"
+            )
+            raise StrategyError(what, hint="count steps of each trainer: --save-every 500steps")
+        self._saver = PeriodicSaver(
+            saves,
+            self.captured.program.name,
+            save=lambda path, state, _: self.save(path, state),
+            agree=lambda what, number: agree(self.client, what, None, number),
+            is_first=lambda: self._is_first,
+        )
 
     def pull(self, state: State) -> State:
         """Returns the state with values instead of handles.

@@ -236,6 +236,12 @@ def test_what_cannot_be_launched_is_refused(
     assert what in capsys.readouterr().err
 
 
+def test_an_interval_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["launch", "--save-every", "5x", "here.py"])
+    assert "'5x' is not an interval of checkpoints; write 300s" in capsys.readouterr().err
+
+
 def test_a_job_needs_a_command() -> None:
     with pytest.raises(StrategyError, match="needs a command"):
         CollectiveJob(command=())

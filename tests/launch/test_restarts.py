@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from jaxfleet.env import SaveInterval
 from jaxfleet.errors import StrategyError
-from jaxfleet.launch import PORT_TAKEN, Nodes, launch, restarts
+from jaxfleet.launch import PORT_TAKEN, CollectiveJob, Nodes, launch, launch_ranks, restarts
 from jaxfleet.launch.restarts import RestartBudget
-from tests.launch.jobs import IDLE, job, noted, noting, waiting
+from tests.launch.jobs import IDLE, job, noted, noting, python, waiting
 
 if TYPE_CHECKING:
     from jaxfleet.launch.process import Process
@@ -196,3 +197,48 @@ def test_a_job_on_several_machines_does_not_start_again_as_a_whole() -> None:
     nodes = Nodes(("127.0.0.1", "127.0.0.2"), "127.0.0.1")
     with pytest.raises(StrategyError, match="cannot start again as a whole"):
         job("pass", nodes=nodes, insecure=True, max_restarts=1)
+
+
+SAVES = """
+import os, pathlib
+to, every, keep = (os.environ[f"JAXFLEET_SAVE_{x}"] for x in ("TO", "EVERY", "KEEP"))
+pathlib.Path(to).mkdir(parents=True, exist_ok=True)
+print("saves", to, every, keep, len(list(pathlib.Path(to).iterdir())), flush=True)
+pathlib.Path(to, os.environ.get("JAXFLEET_RESTART", "0")).touch()
+"""
+
+
+def test_periodic_checkpoints_outlast_a_start_of_the_whole_job_and_servers_may_write_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = f"import os; print('allowed', os.environ['JAXFLEET_SAVE_DIR'], flush=True)\n{IDLE}"
+    every = SaveInterval(seconds=300.0)
+    options = {"max_restarts": 1, "grace_s": 0.5, "save_every": every, "name": "own"}
+    trainer = f"import time; time.sleep(0.4)\n{SAVES}{STARTS.format(last=1)}"
+    assert launch(job(trainer, server, checkpoint_dir=tmp_path, **options)) == 0
+    lines = [line.partition("| ")[2].split() for line in capsys.readouterr().out.splitlines()]
+    folder = str(tmp_path / "own" / "saved")
+    assert [words[1:] for words in lines if words[0] == "saves"] == [
+        [folder, "300s", "3", "0"],
+        [folder, "300s", "3", "1"],
+    ]
+    assert all(folder in words[1].split(":") for words in lines if words[0] == "allowed")
+    assert len(list(Path(folder).iterdir())) == 2
+
+
+def test_ranks_have_periodic_checkpoints_in_a_folder_that_goes_with_the_launch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    every = SaveInterval(steps=7)
+    ranks = CollectiveJob(command=python(SAVES), save_every=every, save_keep=2, grace_s=0.5)
+    assert launch_ranks(ranks) == 0
+    _, folder, *rest = capsys.readouterr().out.partition("| ")[2].split()
+    assert rest == ["7steps", "2", "0"]
+    assert folder.startswith("/")
+    assert not Path(folder).exists()
+
+
+def test_periodic_checkpoints_of_several_machines_need_a_folder() -> None:
+    nodes = Nodes(("127.0.0.1", "127.0.0.2"), "127.0.0.1")
+    with pytest.raises(StrategyError, match="no folder for its checkpoints"):
+        job("pass", nodes=nodes, insecure=True, save_every=SaveInterval(steps=1))

@@ -1,0 +1,68 @@
+"""Trainers write checkpoints of their job by themselves, all at the same steps."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.checkpoint import CheckpointSeries
+from jaxfleet.env import PeriodicSaves, SaveInterval
+from jaxfleet.errors import StrategyError
+from jaxfleet.runtime.trainer_step import TrainerStep
+from tests.faults import memory_training, training
+from tests.faults.cluster import check_same
+from tests.faults.conftest import Undisturbed
+from tests.faults.memory_training import TrainingJob
+
+
+def saving(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, every: str, *, keep: int = 3
+) -> CheckpointSeries:
+    """Lets the steps of memory jobs save; returns their checkpoints."""
+    saves = PeriodicSaves(folder, SaveInterval.parse(every), keep)
+
+    class SavingStep(TrainerStep):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.save_periodically(saves)
+
+    monkeypatch.setattr(memory_training, "TrainerStep", SavingStep)
+    return CheckpointSeries(folder / "train_step", keep=keep)
+
+
+def restored(path: Path, kind: str) -> Any:
+    """Returns the state of a checkpoint, as one process restores it."""
+    example = (training.start(kind), next(training.batches(1, kind)))
+    step: Any = jf.distribute(training.make_step(kind), example=example, strategy="single")
+    return training.named(step.restore(path))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("every", ["3steps", "0.001s"])
+def test_a_job_saves_itself_although_a_server_dies(
+    every: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
+) -> None:
+    series = saving(monkeypatch, tmp_path / "saved", every)
+    options = ["--kind=norm", "--steps=10", "--step-timeout=30"]
+    job = TrainingJob(tmp_path / "own", returns_s=30.0, step_s=30.0, options=options)
+    kill = partial(job.kill_server, 1, away_s=1.0)
+    job.run({(0, 2): kill, (1, 6): partial(job.kill_server, 0, away_s=1.0)})
+    check_same(job.results(), undisturbed("norm", 10))
+    assert series.steps() == ((3, 6, 9) if every == "3steps" else (4, 8))
+    last = series.steps()[-1]
+    check_same([restored(series.path(last), "norm")], undisturbed("norm", last))
+
+
+def test_relaxed_trainers_save_at_numbers_of_steps_and_not_at_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--kind=count", "--communication=async", "--steps=6"]
+    series = saving(monkeypatch, tmp_path / "saved", "2steps")
+    job = TrainingJob(options=words).run()
+    assert all(end.error is None for end in job.ends.values())
+    assert series.steps() == (2, 4, 6)
+    saving(monkeypatch, tmp_path / "saved", "5s")
+    job = TrainingJob(options=words).run()
+    assert "no step is that of all trainers" in job.error("trainer 0", StrategyError)

@@ -1,0 +1,208 @@
+"""Checkpoints that a step writes by itself: when, how many, and what a failure does."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.checkpoint import CheckpointSeries, open_checkpoint, save_arrays
+from jaxfleet.env import (
+    PeriodicSaves,
+    SaveInterval,
+    periodic_saves_environment,
+    read_periodic_saves,
+)
+from jaxfleet.errors import CheckpointError, StrategyError
+from jaxfleet.runtime.periodic_saves import PeriodicSaver
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(path: Path, state: Any, done: int) -> None:
+    save_arrays(path, {"w": np.full(2, state)}, step=done)
+
+
+def saver(
+    folder: Path,
+    every: str,
+    *,
+    keep: int = 2,
+    save: Callable[[Path, Any, int], None] = write,
+    agree: Callable[[str, int], int] = lambda _, number: number,
+    first: bool = True,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> PeriodicSaver:
+    saves = PeriodicSaves(folder, SaveInterval.parse(every), keep)
+    return PeriodicSaver(saves, "step", save=save, agree=agree, is_first=lambda: first, clock=clock)
+
+
+def steps(folder: Path) -> tuple[int, ...]:
+    return CheckpointSeries(folder / "step").steps()
+
+
+def test_the_last_few_checkpoints_are_kept(tmp_path: Path) -> None:
+    own = saver(tmp_path, "3steps")
+    for step in range(1, 14):
+        own.after_step(float(step))
+    assert steps(tmp_path) == (9, 12)
+    assert own.count == 4
+    assert own.newest() == (tmp_path / "step" / "step-00000012", 12)
+    assert open_checkpoint(tmp_path / "step" / "step-00000012").read("w").tolist() == [12.0] * 2
+
+
+def test_the_first_process_decides_by_its_clock(tmp_path: Path) -> None:
+    clock, asked = Clock(), list[str]()
+
+    def agree(what: str, number: int) -> int:
+        asked.append(what)
+        return number
+
+    own = saver(tmp_path, "10s", agree=agree, clock=clock)
+    for step in range(1, 33):
+        clock.now = step * 1.0
+        own.after_step(0.0)
+    assert steps(tmp_path) == (12, 24)
+    assert len(asked) == 8  # every fourth step
+    late = saver(tmp_path, "1s", first=False, agree=lambda _, __: 0, clock=clock)
+    for _ in range(8):
+        clock.now += 9.0
+        late.after_step(0.0)
+    assert late.count == 0
+
+
+def test_the_steps_that_agree_follow_from_the_number_of_the_step_alone(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def agree(_: str, number: int) -> int:
+        asked.append(own.done)
+        return number
+
+    own = saver(tmp_path, "1h", agree=agree)
+    own.resume(101)
+    for _ in range(8):
+        own.after_step(0.0)
+    assert asked == [104, 108]
+
+
+def test_a_save_that_fails_leaves_the_one_before_and_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, state: Any, done: int) -> None:
+        if done == 4:
+            raise CheckpointError("no space left")
+        write(path, state, done)
+
+    own = saver(tmp_path, "2steps", save=full)
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 6):
+            own.after_step(float(step))
+    assert steps(tmp_path) == (2,)
+    assert "the periodic checkpoint after step 4 failed: no space left" in caplog.text
+    own.after_step(6.0)
+    assert steps(tmp_path) == (2, 6)
+
+
+def test_checkpoints_of_a_run_that_was_not_resumed_are_removed(tmp_path: Path) -> None:
+    for step in (50, 60):
+        write(tmp_path / "step" / f"step-{step:08d}", 0.0, step)
+    own = saver(tmp_path, "5steps")
+    for _ in range(5):
+        own.after_step(1.0)
+    assert steps(tmp_path) == (5,)
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = saver(tmp_path, "1steps")
+    assert own.newest() is None
+    for step in range(2):
+        own.after_step(float(step))
+    (damaged,) = (tmp_path / "step" / "step-00000002").glob("part-*/part.json")
+    damaged.write_text("{}")
+    assert own.newest() == (tmp_path / "step" / "step-00000001", 1)
+    assert "step 2 is passed over" in caplog.text
+    other = saver(tmp_path, "1steps", first=False, agree=lambda _, __: 2)
+    assert other.newest() == (tmp_path / "step" / "step-00000001", 1)  # the first one's word
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("300s", (300.0, None)), ("5m", (300.0, None)), ("1.5h", (5400.0, None)),
+     ("100steps", (None, 100)), ("1step", (None, 1))],
+)  # fmt: skip
+def test_an_interval_is_read(text: str, found: tuple[float | None, int | None]) -> None:
+    interval = SaveInterval.parse(text)
+    assert (interval.seconds, interval.steps) == found
+    assert SaveInterval.parse(str(interval)) == interval
+
+
+@pytest.mark.parametrize("text", ["", "5", "0s", "-3s", "2.5steps", "1d", "s", "0steps"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(StrategyError, match=r"steps|interval"):
+        SaveInterval.parse(text)
+
+
+def test_the_environment_carries_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_periodic_saves() is None
+    assert periodic_saves_environment(None) == {}
+    saves = PeriodicSaves(tmp_path, SaveInterval(steps=7), 4)
+    for name, value in periodic_saves_environment(saves).items():
+        monkeypatch.setenv(name, value)
+    assert read_periodic_saves() == saves
+    monkeypatch.delenv("JAXFLEET_SAVE_TO")
+    with pytest.raises(StrategyError, match="JAXFLEET_SAVE_TO is not set"):
+        read_periodic_saves()
+
+
+def add(total: Any, batch: Any) -> tuple[Any, Any]:
+    return total + batch.sum(0), {}
+
+
+def test_a_step_of_a_launched_process_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = PeriodicSaves(tmp_path, SaveInterval(steps=2), 2)
+    rank = {"PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:7001", "PADDLE_TRAINER_ID": "0"}
+    for name, value in {**periodic_saves_environment(saves), **rank}.items():
+        monkeypatch.setenv(name, value)
+    batch = jnp.ones((4, 2))
+    step = jf.distribute(add, example=(jnp.zeros(2), batch), strategy="single")
+    state: Any = jnp.zeros(2)
+    for _ in range(7):
+        state, _ = step(state, batch)
+    series = CheckpointSeries(tmp_path / "add")
+    assert series.steps() == (4, 6)
+    other = jf.distribute(add, example=(jnp.zeros(2), batch), strategy="single")
+    state = other.restore(series.path(6))
+    np.testing.assert_array_equal(state, np.full(2, 24.0, np.float32))
+    for _ in range(2):
+        state, _ = other(state, batch)
+    assert series.steps() == (6, 8)  # counted on from the restored one
+
+
+def test_one_of_several_processes_alone_writes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = PeriodicSaves(tmp_path / "saved", SaveInterval(steps=1))
+    ranks = {
+        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:7001,127.0.0.1:7002",
+        "PADDLE_TRAINER_ID": "1",
+    }
+    for name, value in {**periodic_saves_environment(saves), **ranks}.items():
+        monkeypatch.setenv(name, value)
+    batch = jnp.ones((4, 2))
+    step = jf.distribute(add, example=(jnp.zeros(2), batch), strategy="single")
+    step(jnp.zeros(2), batch)
+    assert not (tmp_path / "saved").exists()
