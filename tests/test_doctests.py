@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxfleet import fluid
+
 ROOT = Path(__file__).parent.parent
 _EXAMPLE = re.compile(r"^\s*>>> ", re.MULTILINE)
 
@@ -52,6 +54,29 @@ WITH_EXAMPLES = [
     "jaxfleet.tables",
     "jaxfleet.testing",
 ]
+# Names of `jaxfleet.fluid` at which a script begins.
+OF_FLUID = [
+    "CompiledProgram",
+    "DataFeeder",
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "Executor",
+    "ParamAttr",
+    "Program",
+    "append_backward",
+    "create_lod_tensor",
+    "data",
+    "default_main_program",
+    "default_startup_program",
+    "memory_optimize",
+    "program_guard",
+    "release_memory",
+]
+
+
+@pytest.mark.parametrize("name", OF_FLUID)
+def test_a_name_at_which_a_fluid_script_begins_has_an_example(name: str) -> None:
+    assert _EXAMPLE.search(inspect.getdoc(getattr(fluid, name)) or "")
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)

@@ -37,6 +37,14 @@ def append_backward(
     Raises:
         TypeError: an argument is of another type.
         ProgramError: the loss is of another shape, or no operator computes it.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     y = fluid.layers.fc(fluid.data("x", [None, 4]), 1, bias_attr=False, param_attr="w")
+        ...     pairs = fluid.append_backward(fluid.layers.mean(y))
+        >>> [(param.name, grad.name) for param, grad in pairs]
+        [('w', 'w@GRAD')]
     """
     check_type(loss, "the loss", Variable)
     if loss.shape != (1,):

@@ -34,6 +34,15 @@ class DataFeeder:
     Raises:
         TypeError: the list has an item of another type.
         ValueError: the program has no such variable.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     x, y = fluid.data("x", [None, 2]), fluid.data("y", [None, 1], dtype="int64")
+        ...     feeder = fluid.DataFeeder([x, y], fluid.CPUPlace())
+        >>> fed = feeder.feed([([0.5, 1.0], 3), ([1.5, 2.0], 4)])
+        >>> fed["x"].shape, fed["y"].shape
+        ((2, 2), (2, 1))
     """
 
     def __init__(

@@ -12,7 +12,15 @@ from jaxfleet.fluid.layers.tensor import declare_data
 def data(
     name: str, shape: Sequence[int | None], dtype: Any = "float32", lod_level: int = 0
 ) -> Variable:
-    """Declares a fed variable; None or -1 is an axis that is known only at run time."""
+    """Declares a fed variable; None or -1 is an axis that is known only at run time.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     x = fluid.data("x", [None, 4])
+        >>> x.name, x.shape
+        ('x', (-1, 4))
+    """
     return declare_data(name, shape, dtype, lod_level, is_checked=True)
 
 

@@ -150,6 +150,14 @@ def create_lod_tensor(
     Raises:
         TypeError: the data is of another type.
         AssertionError: the lengths do not match the data.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet import fluid
+        >>> rows = np.arange(5.0).reshape(5, 1)
+        >>> sequences = fluid.create_lod_tensor(rows, [[2, 3]], fluid.CPUPlace())
+        >>> sequences.recursive_sequence_lengths(), sequences.lod()
+        ([[2, 3]], [[0, 2, 5]])
     """
     check_type(data, "the data of a LoDTensor", (LoDTensor, np.ndarray, list))
     if isinstance(data, list):

@@ -16,6 +16,15 @@ class ParamAttr:
 
     Raises:
         WrongTypeError: an attribute is of another type.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     attr = fluid.ParamAttr(name="w", initializer=fluid.initializer.Constant(0.5))
+        ...     y = fluid.layers.fc(fluid.data("x", [None, 4]), 2, param_attr=attr)
+        ...     names = [p.name for p in fluid.default_main_program().all_parameters()]
+        >>> names[0]
+        'w'
     """
 
     name: str | None = None  # the parameter's; generated unless given

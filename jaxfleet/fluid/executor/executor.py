@@ -51,7 +51,19 @@ from jaxfleet.runtime.scope import Scope
 
 
 class Executor(DatasetRuns):
-    """Runs programs on a place; JAX's default device, unless given."""
+    """Runs programs on a place; JAX's default device, unless given.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     x = fluid.data("x", [None, 2])
+        ...     total = fluid.layers.reduce_sum(x)
+        ...     exe = fluid.Executor(fluid.CPUPlace())
+        ...     [value] = exe.run(feed={"x": np.ones((3, 2), "float32")}, fetch_list=[total])
+        >>> float(value)
+        6.0
+    """
 
     def __init__(self, place: Any = None) -> None:
         prepare_devices()  # the last moment at which CPU_NUM may be set

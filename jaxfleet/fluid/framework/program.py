@@ -32,6 +32,15 @@ class Program(RoleGuards, ProgramAttributes):
         version: incremented by every addition, removal or change.
         _facts: properties of the whole program set by a transpiler (`role="trainer"`), which become
             attributes of the IR program.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     x = fluid.data("x", [None, 4])
+        ...     hidden = fluid.layers.fc(x, 2, act="relu")
+        ...     main = fluid.default_main_program()
+        >>> [op.type for op in main.global_block().ops]
+        ['mul', 'elementwise_add', 'relu']
     """
 
     _default_seed = 0
@@ -209,12 +218,28 @@ _DEFAULTS = _Defaults()
 
 
 def default_main_program() -> Program:
-    """Returns the program to which layers are added."""
+    """Returns the program to which layers are added.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     y = fluid.layers.relu(fluid.data("x", [None, 4]))
+        ...     [op.type for op in fluid.default_main_program().global_block().ops]
+        ['relu']
+    """
     return _DEFAULTS.main
 
 
 def default_startup_program() -> Program:
-    """Returns the program that initializes parameters."""
+    """Returns the program that initializes parameters.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     y = fluid.layers.fc(fluid.data("x", [None, 4]), 2)
+        ...     [op.type for op in fluid.default_startup_program().global_block().ops]
+        ['fill_constant', 'uniform_random']
+    """
     return _DEFAULTS.startup
 
 
@@ -232,7 +257,16 @@ def switch_startup_program(program: Program) -> Program:
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Adds to other programs within a `with` block; TypeError if an argument is not a Program."""
+    """Adds to other programs within a `with` block; TypeError if an argument is not a Program.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> main, startup = fluid.Program(), fluid.Program()
+        >>> with fluid.program_guard(main, startup):
+        ...     y = fluid.layers.fc(fluid.data("x", [None, 4]), 2)
+        >>> len(main.global_block().ops), len(startup.global_block().ops)
+        (2, 2)
+    """
     old = switch_main_program(main_program)
     old_startup = None
     try:

@@ -23,7 +23,14 @@ class DistributedMode:
 
 
 class DistributeTranspilerConfig:
-    """Options of a transpiler."""
+    """Options of a transpiler.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> config = fluid.DistributeTranspilerConfig()
+        >>> config.slice_var_up = False
+        >>> transpiler = fluid.DistributeTranspiler(config)
+    """
 
     slice_var_up: bool = True  # cut parameters into blocks of rows, so that each server holds some
     split_method: type[PSDispatcher] | None = None  # assigns blocks to servers; None: RoundRobin

@@ -69,6 +69,20 @@ class DistributeTranspiler(JobAttributes):
     Raises:
         AssertionError: the config's block size is below 8192, or its dispatcher does not derive
             from `PSDispatcher`.
+
+    Examples:
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     y = fluid.layers.fc(fluid.data("x", [None, 4]), 1, bias_attr=False, param_attr="w")
+        ...     updates = fluid.optimizer.SGD(0.1).minimize(fluid.layers.mean(y))
+        ...     transpiler = fluid.DistributeTranspiler()
+        ...     transpiler.transpile(0, pservers="ps0:6174", trainers=2)
+        >>> trainer = transpiler.get_trainer_program(wait_port=False)
+        >>> [op.type for op in trainer.global_block().ops][-4:]
+        ['send', 'send_barrier', 'recv', 'fetch_barrier']
+        >>> server = transpiler.get_pserver_program("ps0:6174")
+        >>> [op.type for op in server.global_block().ops]
+        ['listen_and_serv']
     """
 
     def __init__(self, config: DistributeTranspilerConfig | None = None) -> None:
