@@ -13,7 +13,7 @@ from jaxfleet.pipeline import Pass, register_pass
 @register_pass("dce")
 @dataclass(frozen=True)
 class DeadCodeElimination(Pass):
-    """Removes operators whose results nobody needs.
+    """Removes operators whose results are unused.
 
     Other passes leave such operators behind instead of searching for them, and a captured step
     computes values that the user's script discards. XLA would remove most of them, but only after

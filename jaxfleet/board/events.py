@@ -19,7 +19,7 @@ class Event:
         at_s: when it was noticed, as a Unix time.
         kind: `died`, `gone`, `ended`, `returned`, `joined`, `left`, `silent`, `lost`, `heard`,
             `saved`, `checkpoint`, `nonfinite` or `finite`.
-        text: names the process, and says what happened.
+        text: names the process and the event.
     """
 
     at_s: float
@@ -48,7 +48,7 @@ class _Server:
 
     @property
     def is_done(self) -> bool:
-        """Whether all its trainers had said bye."""
+        """Whether all its trainers had left."""
         trainers = self.sample.of_trainers.values()
         return bool(trainers) and all(one.get("trainer_left", 0) > 0 for one in trainers)
 
@@ -183,7 +183,7 @@ class EventDetector:
 
 
 _SAID = {
-    "left": "said bye",
+    "left": "left the job",
     "lost": "is lost: its servers heard nothing for as long as they wait",
     "silent": f"is silent for {SILENT_S:g} s",
 }

@@ -159,7 +159,7 @@ class _Finder:
     def _added_to(self, marked: str, leaves: list[str]) -> list[str]:
         """Narrows leaves to those that a value derived from the gradient is added to, if any.
 
-        This tells an updated parameter from a target network with the same leaves.
+        This distinguishes an updated parameter from a target network with the same leaves.
         """
         reached, found = {marked}, set[str]()
         for op in self.ops:

@@ -194,7 +194,7 @@ def _unsealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
         raise CheckpointError(f"{what}; this jaxfleet reads version {VERSION}", hint=hint)
     content = convert(sealed.content, dict[str, object])
     if (sha256 := _digest(content)) != sealed.sha256:
-        raise ValueError("its content has another checksum than it says")
+        raise ValueError("its content does not match its checksum")
     return convert(content, kind), sha256
 
 

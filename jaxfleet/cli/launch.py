@@ -59,7 +59,7 @@ OF_ANY = (
     Option("--insecure", "insecure", "no secret: whoever reaches its ports can take part in the "
            "job, and have its servers write files"),
     Option("--timeout", "timeout_s", "stop all after S seconds", "S", float),
-    Option("--grace", "grace_s", "processes that are told to end have S seconds to do so (5)",
+    Option("--grace", "grace_s", "seconds between SIGTERM and SIGKILL when processes are ended (5)",
            "S", float),
     Option("--threads", "threads", "threads that each process computes with", "N", int),
     Option("--max-restarts", "max_restarts", "how often the whole job is started again after a "

@@ -22,7 +22,7 @@ def add_parser(commands: Any, about: str) -> None:
         "PADDLE_TRAINERS_NUM); it gets its program from the trainers.",
     )
     add = parser.add_argument
-    of_job = "; as the trainers' strategy says unless both are given"
+    of_job = "; as in the trainers' strategy unless both are given"
     add("--lost-after", type=float, metavar="S", help=f"seconds without a heartbeat{of_job}")
     add("--step-timeout", type=float, metavar="S", help=f"seconds for a step at most{of_job}")
     insecure = "start without a secret: whoever reaches the port can take part in the job"

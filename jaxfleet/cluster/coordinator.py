@@ -121,7 +121,7 @@ class Coordinator:
         for rank, seen in self._seen.items():
             seen.silent_s += seconds
             if seen.left_after is None and seen.silent_s > self.lost_after_s and rank:
-                said = f"it last said: {_said(seen)}"
+                said = f"its last report: {_said(seen)}"
                 what = f"rank {rank} is lost: silent for {seen.silent_s:.1f} s; {said}"
                 self._condemn(Termination(rank, what))
                 return self._tell_all()
@@ -135,7 +135,7 @@ class Coordinator:
         if seen is not None and seen.session == session:
             return None
         if message.kind is not Kind.HELLO:
-            return {"refused": f"rank {rank} has not said hello"}
+            return {"refused": f"rank {rank} has not sent a hello"}
         if body.get("job") != self.job or body.get("size") != self.size:
             theirs = f"rank {rank} of {body.get('size')} of job '{body.get('job')}'"
             return {"refused": f"here meet {self.size} ranks of job '{self.job}', not {theirs}"}

@@ -77,7 +77,7 @@ class GroupView:
             if self._silent_s > lost_after_s:
                 what = f"rank 0 is lost: silent for {self._silent_s:.1f} s"
                 step, doing = self._ranks.get(0, (0, "nothing"))
-                self._end_by(Termination(0, f"{what}; it last said: step {step}, {doing}"))
+                self._end_by(Termination(0, f"{what}; its last report: step {step}, {doing}"))
 
     def late(self, rank: int, what: str, waited: str) -> Termination:
         """Returns the verdict on the ranks that are late, or the verdict that came before.
@@ -88,7 +88,7 @@ class GroupView:
             others = {r: each for r, each in self._ranks.items() if r != rank}
             behind = min(others, key=lambda r: (others[r][0], others[r][1] == what), default=0)
             at, doing = others.get(behind, (0, "nothing"))
-            said = f"rank {behind} is late: {waited}; it said: step {at}, {doing}"
+            said = f"rank {behind} is late: {waited}; its last report: step {at}, {doing}"
             return self._end_by(Termination(behind, said))
 
     def elsewhere(self, rank: int, step: int, what: str) -> str:

@@ -64,7 +64,7 @@ class FleetBase:
             StrategyError: `init` was not called.
         """
         if self._role_maker is None:
-            what = "nobody has said which process of the job this is"
+            what = "the role of this process is not set"
             raise StrategyError(what, source=line_of_caller(), hint="call fleet.init() first")
         return self._role_maker
 

@@ -132,7 +132,7 @@ class JobFleet(FleetBase):
             StrategyError: `distributed_optimizer` was not called.
         """
         if self._strategy is None:
-            what = "nobody has said how the step is distributed"
+            what = "the step has no strategy yet"
             hint = "call fleet.distributed_optimizer(tx, strategy) first"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
         return self._strategy

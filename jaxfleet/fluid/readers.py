@@ -57,7 +57,7 @@ class Prefetcher(Generic[T]):
         self._thread.join(_LEAVE_S)
         if self._thread.is_alive():
             what = f"a generator of data did not come to its next sample within {_LEAVE_S:.0f} s"
-            warnings.warn(f"{what} of being told to stop: its thread is left behind", stacklevel=3)
+            warnings.warn(f"{what} after it was stopped: its thread is left behind", stacklevel=3)
 
     def _fill(self) -> None:
         last: tuple[str, Any] = ("end", None)

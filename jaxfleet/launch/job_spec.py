@@ -32,7 +32,7 @@ class Nodes:
             if not name or any(letter.isspace() or letter == "," for letter in name):
                 raise StrategyError(f"{name!r} is not a machine's name", hint="write --nodes a,b,c")
             if name in self.names[:at]:
-                hint = "each machine stands once; --nproc says how many processes it has"
+                hint = "each machine stands once; --nproc gives its number of processes"
                 raise StrategyError(f"the machine {name} is named twice", hint=hint)
         if self.own not in self.names:
             known = ", ".join(self.names) or "none"

@@ -163,7 +163,7 @@ def _place(args: argparse.Namespace) -> _Place:
             raise AssertedError(f"environment variable {name} is not set", hint=hint)
     for asked, found in ((args.cluster_node_ips, ",".join(names)), (args.node_ip, own)):
         if asked not in {"127.0.0.1", found}:
-            sys.stderr.write(f"PaddleCloud says {found}, which is used instead of {asked}\n")
+            sys.stderr.write(f"PaddleCloud specifies {found}, which is used instead of {asked}\n")
     return _Place(_nodes(names, own), cloud)
 
 

@@ -125,7 +125,7 @@ class _Launch:
         return self._see_servers_off(deadline.or_in(self._job.grace_s))
 
     def _serve_others(self, deadline: Deadline) -> Outcome:
-        """Waits for servers, which end when the trainers of all machines have said bye."""
+        """Waits for servers, which end when the trainers of all machines have left."""
         wait = LongWait(say=self._console.say)
         while not all(server.status == 0 for server in self._members.servers.values()):
             event = self._events.awaited(deadline.at, wait, self._servers_wait)

@@ -41,7 +41,7 @@ def told(event: Told) -> Outcome:
     """Returns the outcome of a job stopped by a signal."""
     number = event.number
     if number is signal.SIGPIPE:
-        return Outcome(128 + number, "nobody reads the output any more")
+        return Outcome(128 + number, "the reader of the output has closed it")
     sent = signal.SIGINT if number is signal.SIGINT else signal.SIGTERM
     return Outcome(128 + number, f"got {number.name}", number=sent)
 

@@ -62,7 +62,7 @@ class Progress:
         self.share: float | None = None
 
     def show(self, text: str) -> None:
-        """Sets what the line says is being done."""
+        """Sets the activity that the line shows."""
         self._text, self.share = text, None
 
     def report(self, text: str, *, share: float | None = None) -> None:

@@ -55,7 +55,7 @@ class Seen:
         own: share of its time that it spends on its steps, without waiting for servers; the least
             that any server measured. None if none did.
         doing: its last reported activity.
-        has_left: whether it said bye.
+        has_left: whether it has left.
     """
 
     number: int
@@ -174,7 +174,7 @@ class Board:
         slowest = _slowest(seen)
         for one in seen:
             name = f"{one.number}{' slowest' if one.number == slowest else ''}"
-            heard = "said bye" if one.has_left else f"{one.silent_s:.1f} s ago"
+            heard = "left" if one.has_left else f"{one.silent_s:.1f} s ago"
             words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard
             table.add_row(name, *words, rich.Text(_printable(one.doing)))
         return table

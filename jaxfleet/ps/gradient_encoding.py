@@ -85,7 +85,7 @@ def decode_gradients(
     found = dict(arrays)
     for name, entry in how.items():
         if name not in arrays or name not in shapes or not isinstance(entry, list) or not entry:
-            raise ValueError(f"'{name}' is said to be encoded, and is not there")
+            raise ValueError(f"'{name}' is listed as encoded, and is missing")
         method, *shape = entry
         if list(shapes[name]) != shape:
             raise ValueError(f"'{name}' comes with shape {shape}, not {list(shapes[name])}")

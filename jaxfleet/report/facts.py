@@ -17,7 +17,7 @@ from jaxfleet.report.lineage import Lineage
 from jaxfleet.report.model import NONE, MemoryCurve
 from jaxfleet.report.rank_labels import rank_labels, ranks_of
 
-# What analyses raise for programs that nobody's step is: drawn ones, and texts edited by hand. A
+# What analyses raise for programs that are no user's step: drawn ones, and texts edited by hand. A
 # report shows the rest of such a program.
 UNUSUAL = (JaxfleetError, ArithmeticError, AssertionError, LookupError)
 

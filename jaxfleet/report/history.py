@@ -54,7 +54,7 @@ class History:
     """The stages of one program, with what is known beyond them.
 
     Attributes:
-        label: tells the program from others of its name.
+        label: distinguishes the program from others of its name.
         stages: the input first; at least one.
         decisions: lines of `explain()`.
         notes: of the capture.

@@ -246,7 +246,7 @@ class ReportProgram:
 
     Attributes:
         name: the program's.
-        label: what tells it from others of that name: its folder.
+        label: distinguishes it from others of that name: its folder.
         role: `step`, `trainer`, `server`, `startup` or `program`.
         decisions: lines of `explain()`.
         notes: what was refused or fell back, and why.

@@ -92,7 +92,7 @@ def agree(client: Client, what: str, error: Exception | None, found: int = 0) ->
     if error is not None:
         raise error
     if came[0]:
-        raise CheckpointError(f"trainer 0 could not {what}", hint="its own error says why")
+        raise CheckpointError(f"trainer 0 could not {what}", hint="its own error has the reason")
     return came[1]
 
 

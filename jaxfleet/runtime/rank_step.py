@@ -167,7 +167,7 @@ class RankStep(Step[State, Metrics]):
         if error is not None:
             raise error
         if told:
-            raise CheckpointError(f"rank 0: {told}", hint="its log says more")
+            raise CheckpointError(f"rank 0: {told}", hint="its log has more")
 
     def _opened(self, path: str | Path) -> Checkpoint:
         found, said = None, ""

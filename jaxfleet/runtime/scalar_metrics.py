@@ -45,7 +45,7 @@ class ScalarMetrics:
         self.listeners: list[Listener] = []
         self._named = ScalarNames((), ())
         # A step that is not computed yet stays at the second place until it is, while newer ones
-        # pass it: if many steps are in flight, the newest is never computed when somebody looks.
+        # pass it: if many steps are in flight, the newest is never computed when it is read.
         self._kept: tuple[StepScalars | None, ...] = (None, None, None)
         self._read = Scalars()
         self._lock = threading.Lock()

@@ -67,10 +67,10 @@ class StepViews:
             what = (
                 "a step that holds more than its state is not a function of state and batch alone"
             )
-            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
+            raise StrategyError(what, hint="call the step itself; step.lower() shows what it runs")
         if self._example.tables is not None:
             what = "a step that looks up tables is not a function of state and batch alone"
-            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
+            raise StrategyError(what, hint="call the step itself; step.lower() shows what it runs")
         return self._example.lowered.function
 
     def lower(self, state: Any = None, batch: Any = None) -> Any:
@@ -195,8 +195,8 @@ class StepViews:
 
     def _executable_is_one(self) -> None:
         if any(op.type == "cut" for op in self.program.root.ops):
-            what = f"'{self.program.name}' runs as several executables, and xla speaks of one"
-            hint = "step.memory_report() says what they take; step.lower() lowers all as one"
+            what = f"'{self.program.name}' runs as several executables, and xla describes one"
+            hint = "step.memory_report() shows what they take; step.lower() lowers all as one"
             raise StrategyError(what, hint=hint)
 
 

@@ -57,7 +57,7 @@ class TableAccess(Protocol):
 def unknown_table(table: object, known: Collection[str]) -> ProgramError:
     """Error for a table that is not among those of the step."""
     what = f"there is no table '{table}' in this step, which has {', '.join(known) or 'none'}"
-    hint = "give its name; a dense table is none but a parameter, which step.explain() says"
+    hint = "give its name; a dense table is none but a parameter, as step.explain() reports"
     return ProgramError(what, hint=hint)
 
 

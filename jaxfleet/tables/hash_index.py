@@ -210,4 +210,6 @@ _ALL_MOVED = 2**62
 
 def _too_alike() -> ProgramError:
     what = f"more than {_TAIL} keys of a table have hashes that are alike"
-    return ProgramError(what, hint="keys that nobody chose for it do not; hash them on the way in")
+    return ProgramError(
+        what, hint="keys from untrusted sources may collide on purpose; hash them first"
+    )

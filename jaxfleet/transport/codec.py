@@ -67,7 +67,7 @@ def unpack_header(frame: Frame, limits: Limits) -> dict[str, Any]:
     if not isinstance(header, dict) or header.keys() != set(_FIELDS):
         raise FrameError(f"a header is a map of {', '.join(_FIELDS)}")
     if type(header["v"]) is not int or header["v"] != PROTOCOL:
-        what = f"the message is in protocol {header['v']!r:.20}, and this end speaks {PROTOCOL}"
+        what = f"the message is in protocol {header['v']!r:.20}, and this end uses {PROTOCOL}"
         raise FrameError(what, hint="run the same jaxfleet everywhere")
     return header
 

@@ -65,7 +65,7 @@ def unpack_frames(parts: Sequence[Frame], *, most: int) -> Sequence[Frame]:
         found.append(first[at : at + size])
         at += size
     if at != frame_bytes(first):
-        raise FrameError(f"a packed message of {frame_bytes(first)} bytes says that it has {at}")
+        raise FrameError(f"a packed message of {frame_bytes(first)} bytes declares {at}")
     return found
 
 

@@ -141,7 +141,7 @@ class DeterministicScheduler:
 
 Faults: TypeAlias = Callable[[str, Message], int]
 """Says how many copies of a message arrive: 0 loses it. Given the server's endpoint, whichever way
-the message goes; `Message.sender` says which."""
+the message goes; `Message.sender` names it."""
 
 
 class MemoryNetwork(DeterministicScheduler):

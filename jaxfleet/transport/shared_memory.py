@@ -283,7 +283,7 @@ class Borrower:
         except (OSError, ValueError) as error:
             raise FrameError(f"memory of process {block.pid} cannot be shared: {error}") from error
         if memory[:TOKEN_BYTES].tobytes() != block.token:
-            raise FrameError(f"memory of process {block.pid} is not what a message says it is")
+            raise FrameError(f"memory of process {block.pid} does not match the message")
         of_peer = [token for token, one in self._mapped.items() if one.peer == peer]
         if len(of_peer) >= MOST_ARENAS:
             del self._mapped[of_peer[0]]

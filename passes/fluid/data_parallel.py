@@ -82,7 +82,7 @@ class GradAllreduceByRole(Pass):
         block = program.root
         sums = self._sums(block.ops)
         if not sums:
-            what = f"{self.name}: no operator says that it finishes a parameter's gradient"
+            what = f"{self.name}: no operator is marked as finishing a parameter's gradient"
             raise PassError(what, hint="call minimize before the program is transpiled")
         first = sums[min(sums)][0].writes[0]
         ops = [op for found in self._rewritten(block.ops, sums, first) for op in found]

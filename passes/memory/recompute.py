@@ -271,7 +271,7 @@ class Recompute(Pass):
         kept = self.kept or (False,) * (len(cuts) + 1)
         if len(kept) != len(cuts) + 1:
             what = f"recompute: {len(cuts)} cuts make {len(cuts) + 1} groups"
-            raise PassError(f"{what}, but kept speaks of {len(kept)}")
+            raise PassError(f"{what}, but kept has {len(kept)}")
         return (*kept[:-1], True)
 
 

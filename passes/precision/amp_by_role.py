@@ -118,7 +118,7 @@ class AmpByRole(Pass):
             what = f"{self.name}: the program scales its loss already"
             raise PassError(what, hint="ask for mixed precision once")
         if not any(op.role in ranks.BACKWARD and op.role_var for op in program.root.ops):
-            what = f"{self.name}: no operator says that it finishes a parameter's gradient"
+            what = f"{self.name}: no operator is marked as finishing a parameter's gradient"
             raise PassError(what, hint="call minimize before")
 
     def _takes_scale_out(self, op: Operator) -> bool:

@@ -13,7 +13,7 @@ def test_passes_are_listed_with_their_first_line_and_options(
 ) -> None:
     assert main(["passes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "dce: Removes operators whose results nobody needs." in lines
+    assert "dce: Removes operators whose results are unused." in lines
     assert "    bucket_size_bytes: int = 4194304" in lines
     assert "    keep: [str, ...] = []" in lines
 

@@ -143,7 +143,7 @@ def test_who_is_late_is_not_who_waits_too() -> None:
     ranks: list[Plain] = [{"rank": n, "step": 5, "doing": doing} for n, doing in at]
     news.hear(Message(Kind.HEARTBEAT, "rank 0", body={"ranks": ranks}))
     late = news.late(0, "comparing train", "rank 0 waited 3 s")
-    said = "rank 2 is late: rank 0 waited 3 s; it said: step 5, compiling"
+    said = "rank 2 is late: rank 0 waited 3 s; its last report: step 5, compiling"
     assert late == news.verdict == Termination(2, said)
     assert news.late(0, "something else", "rank 0 waited 9 s") == late, "the first one stays"
 

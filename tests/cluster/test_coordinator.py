@@ -195,7 +195,7 @@ def test_who_is_silent_is_lost_and_named_to_all() -> None:
     assert not ranks.told
     ranks.beat(0, 7)
     ranks.told = ranks.center.passed(1.0)
-    silent = "rank 1 is lost: silent for 2.5 s; it last said: step 7, running"
+    silent = "rank 1 is lost: silent for 2.5 s; its last report: step 7, running"
     assert ranks.verdict() == Termination(1, silent)
 
 

@@ -44,9 +44,9 @@ def test_who_does_not_belong_is_refused_and_the_job_goes_on(
             half.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03")
             size, job = jobs.trainer(1, trainers=3), jobs.trainer(1, job="another")
             rate, twice = jobs.trainer(1, "--rate=0.1"), jobs.trainer(0)
-            size.fails("ProgramError", "says trainers 3, and the server 2")
-            job.fails("ProgramError", "says job another, and the server faults")
-            rate.fails("ProgramError", "says program", "the same job, script and strategy")
+            size.fails("ProgramError", "reports trainers 3, and the server 2")
+            job.fails("ProgramError", "reports job another, and the server faults")
+            rate.fails("ProgramError", "reports program", "the same job, script and strategy")
             twice.fails("ProgramError", "there is a trainer 0 already, last heartbeat")
             last = jobs.trainer(1)
             assert [one.ends() for one in (trainer, last, *servers)] == [0, 0, 0, 0]

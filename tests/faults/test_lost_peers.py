@@ -57,7 +57,7 @@ def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on() -> Non
 def test_a_trainer_that_leaves_early_is_named_to_the_others() -> None:
     job = TrainingJob(servers=1, options=[*LONG, "--stop-at=6"], step_s=30.0).run()
     assert job.ends["trainer 1"].error is None
-    assert "trainer 1 said bye after step 5" in job.error("trainer 0", PeerLostError)
+    assert "trainer 1 left after step 5" in job.error("trainer 0", PeerLostError)
 
 
 def test_a_server_that_stands_still_for_a_moment_changes_nothing(

@@ -210,7 +210,7 @@ def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
         assert "server 0 at 127.0.0.1:" in text
         assert "was lost at step 4" in text
         assert f"trainer {trainer} waited for" in text
-        assert "its last said 'after step" in text
+        assert "its last reported 'after step" in text
         waited_s = job.ends[f"trainer {trainer}"].at_s - killed_s[0]
         assert LOST_S + 3.0 - 1.0 < waited_s < LOST_S + 3.0 + 1.0
     job.error("server 0", KilledError)

@@ -70,7 +70,7 @@ def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
         for number, trainer in enumerate(trainers):
             text = trainer.fails("PeerLostError", "server 0 at 127.0.0.1:", "was lost at step")
             assert f"trainer {number} waited for" in text
-            assert re.search("its last said '(after )?step", text)
+            assert re.search("its last reported '(after )?step", text)
 
 
 def test_a_server_that_lost_its_state_is_refused(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_trainer_that_leaves_early_is_named_to_the_others(tmp_path: Path) -> N
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, (left, early) = start(jobs, "--stop-at=6")
         assert early.ends() == 0
-        left.fails("PeerLostError: trainer 1 said bye after step 5", timeout_s=MARGIN_S)
+        left.fails("PeerLostError: trainer 1 left after step 5", timeout_s=MARGIN_S)
         server.kill()  # as above
 
 

@@ -95,7 +95,7 @@ def test_a_pod_of_a_jobset_is_a_worker(nowhere: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cluster_is_said(nowhere: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StrategyError, match="no cluster says which process this is: SLURM"):
+    with pytest.raises(StrategyError, match="no environment identifies this process: SLURM"):
         ClusterRoleMaker().is_worker()
     with pytest.raises(StrategyError, match="2 servers and their trainers have no folder"):
         ClusterRoleMaker(2)

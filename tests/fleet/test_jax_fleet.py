@@ -71,10 +71,10 @@ def mode_of(fleet: JobFleet) -> str:
 
 def test_a_strategy_is_kept_for_the_step() -> None:
     fleet = JobFleet()
-    with pytest.raises(ValueError, match="nobody has said which process"):
+    with pytest.raises(ValueError, match="the role of this process is not set"):
         fleet.distributed_optimizer(optax.sgd(0.1))
     fleet.init()
-    with pytest.raises(ValueError, match="nobody has said how"):
+    with pytest.raises(ValueError, match="the step has no strategy yet"):
         fleet.distribute(lambda state, batch: (state, batch), (jnp.ones(1), jnp.ones(1)))
     with pytest.raises(ValueError, match="there is no step yet"):
         fleet.save("nowhere", {})

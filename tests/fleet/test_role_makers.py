@@ -132,7 +132,7 @@ def test_the_environment_is_read_once(environ: Any) -> None:
         pytest.param(
             SERVER, {"POD_IP": "10.0.0.9"}, "10.0.0.9:36001, which is not among", id="unknown"
         ),
-        pytest.param(SERVER, {"PADDLE_PSERVER_ID": "1"}, "says server 0 and PADDLE", id="two"),
+        pytest.param(SERVER, {"PADDLE_PSERVER_ID": "1"}, "specifies server 0 and PADDLE", id="two"),
         pytest.param(SERVER, {"PADDLE_PSERVER_ID": "2"}, "there are 2 servers", id="server"),
         pytest.param(
             TRAINER, {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,a:1"}, "names a:1 twice", id="twice"

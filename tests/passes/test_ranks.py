@@ -155,7 +155,7 @@ def test_hierarchical_sums_have_handles_for_each_level_and_ring() -> None:
         (after(STEP, LocalSGD()), GradAllreduceByRole(), "already rewritten, as a collective's"),
         (after(STARTUP, CommInit()), CommInit(), "already rewritten, as a collective's"),
         (after(STARTUP, GenNcclId()), GenNcclId(), "knows its trainers already"),
-        (STARTUP, GradAllreduceByRole(), "no operator says that it finishes"),
+        (STARTUP, GradAllreduceByRole(), "no operator is marked as finishing"),
         (STARTUP, LocalSGD(), "no operator updates a parameter"),
         (STEP, GradAllreduceByRole(rank=2), "rank 2 of 2"),
         (STEP, GradAllreduceByRole(nrings=0), "0 rings"),

@@ -91,7 +91,7 @@ def test_an_update_waits_for_what_reads_the_old_value_again() -> None:
 @pytest.mark.parametrize(
     ("cuts", "kept", "message"),
     [
-        ((4,), (True,), "1 cuts make 2 groups, but kept speaks of 1"),
+        ((4,), (True,), "1 cuts make 2 groups, but kept has 1"),
         ((4, 2), (), r"the cuts \[4, 2\] are not in order"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_small_table_whose_rows_are_known_is_a_parameter() -> None:
         ({}, "any int64 is a key"),
         ({"rows": 10**6}, "16,000,000 bytes cost more than a look-up"),
         ({"rows": 100, "optimizer": jf.tables.Sgd(0.5)}, "it has rules of its own"),
-        ({"rows": 100, "dense": False}, "dense=False was said"),
+        ({"rows": 100, "dense": False}, "dense=False was given"),
         (
             {
                 "admission": jf.tables.AfterCount(3, candidates=4096),
@@ -115,9 +115,9 @@ def test_other_tables_are_looked_up(options: Any, why: str) -> None:
 
 
 def test_a_table_that_cannot_be_dense_is_refused() -> None:
-    with pytest.raises(CaptureError, match="how many rows it has must be said"):
+    with pytest.raises(CaptureError, match="how many rows it has must be given"):
         jf.embedding_table("t", 4, dense=True)
-    with pytest.raises(CaptureError, match="no optimizer, admission or evictions must be said"):
+    with pytest.raises(CaptureError, match="no optimizer, admission or evictions must be given"):
         jf.embedding_table("t", 4, dense=True, rows=3, optimizer=jf.tables.Sgd())
     with pytest.raises(CaptureError, match="rows is 0"):
         jf.embedding_table("t", 4, rows=0)

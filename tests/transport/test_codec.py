@@ -123,7 +123,7 @@ MALFORMED: dict[str, tuple[list[bytes], str]] = {
     "trailing bytes": ([raw() + b"\0", EIGHT], "ExtraData"),
     "another version": (
         [raw(v=PROTOCOL + 1), EIGHT],
-        f"protocol {PROTOCOL + 1}, and this end speaks {PROTOCOL}",
+        f"protocol {PROTOCOL + 1}, and this end uses {PROTOCOL}",
     ),
     "a version that equals one": ([raw(v=True), EIGHT], "protocol True"),
     "a field too many": ([raw(extra=1), EIGHT], "a header is a map of"),

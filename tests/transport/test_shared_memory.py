@@ -165,7 +165,7 @@ def changed(frames: list[bytes], place_: int, value: bytes) -> list[bytes]:
         (0, struct.pack("<I", 1 << 30), "cannot be shared"),
         (4, struct.pack("<I", 0), "cannot be shared"),
         (4, struct.pack("<I", 1 << 20), "cannot be shared"),
-        (8, bytes(16), "is not what a message says"),
+        (8, bytes(16), "does not match the message"),
         (24, struct.pack("<I", FLAGS), "lies outside"),
         (28, struct.pack("<Q", 0), "lies outside"),
         (28, struct.pack("<Q", ARENA_BYTES - 8), "lies outside"),
@@ -277,7 +277,7 @@ def test_a_stranger_with_false_records_hears_of_it() -> None:
     with echoing(network) as listener, dealer(listener.endpoint) as stranger:
         stranger.send_multipart(changed(frames, 8, bytes(16)))
         assert stranger.poll(10_000)
-        assert b"is not what a message says it is" in stranger.recv()
+        assert b"does not match the message" in stranger.recv()
         assert listener.rejected == 1
 
 

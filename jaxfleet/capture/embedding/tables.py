@@ -226,10 +226,10 @@ def _choice(
         raise CaptureError(what, source=line_of_caller())
     if dense and (rows is None or not is_plain):
         lacks = "how many rows it has" if rows is None else "no optimizer, admission or evictions"
-        what = f"table '{spec.name}' cannot be dense: {lacks} must be said"
+        what = f"table '{spec.name}' cannot be dense: {lacks} must be given"
         raise CaptureError(what, source=line_of_caller(), hint="a dense table is a parameter")
     if dense is not None:
-        return dense, f"dense={dense} was said"
+        return dense, f"dense={dense} was given"
     if rows is None:
         return False, "any int64 is a key"
     if not is_plain:

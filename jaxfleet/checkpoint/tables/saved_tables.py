@@ -75,7 +75,7 @@ class Layer:
             kind = 1 if column in CANDIDATE_COLUMNS else 2 if column == GONE else 0
             array = str(ArrayName(name, span, column))
             if self.checkpoint.shape(array)[0] != index[:, 1 + kind].sum():
-                raise ValueError(f"`{array}` has not as many as its index says")
+                raise ValueError(f"`{array}` has fewer or more rows than its index lists")
             columns[column] = self.checkpoint.read(array, int(starts[kind]), int(stops[kind]))
         batch = batch_of(columns)
         if not np.array_equal(index_of(batch), index[within & ~before]):

@@ -84,7 +84,7 @@ class Variables:
             missing = PORT if IP in self.values else IP
             self.required(missing, f"a server needs {IP} and {PORT}, {CURRENT} or {SERVER_ID}")
         if len(set(said.values())) > 1:
-            told = " and ".join(f"{name} says server {index}" for name, index in said.items())
+            told = " and ".join(f"{name} specifies server {index}" for name, index in said.items())
             self.refuse(told, "they name one server")
         return next(iter(said.values()))
 

@@ -132,7 +132,7 @@ class ClusterRoleMaker(RendezvousRoleMaker):
             return
         found = detected_rank(self._connect_s)
         if found is None:
-            what = "no cluster says which process this is: SLURM, Open MPI, Kubernetes (JobSet)"
+            what = "no environment identifies this process: SLURM, Open MPI, Kubernetes (JobSet)"
             hint = "start it by srun, mpirun or a JobSet, or use PaddleCloudRoleMaker()"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
         rank, endpoints = found.rank, found.endpoints

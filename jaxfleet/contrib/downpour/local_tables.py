@@ -136,8 +136,8 @@ def described_rule(table: TableParameter) -> Part:
             return Summary(
                 _number(summary.summary_decay_rate, "summary.summary_decay_rate", "dense")
             )
-    what = f"a dense table is updated by {said.name if said else None!r}, of which nothing is said"
-    raise ProgramError(what, hint="adam, naive and summary are there, each with its numbers")
+    what = f"a dense table is updated by {said.name if said else None!r} without its parameters"
+    raise ProgramError(what, hint="give adam, naive or summary, with its parameters")
 
 
 _WIDEST = 3e38  # of float32, where the description sets no bounds

@@ -264,7 +264,9 @@ class TableAdmin:
         if error is not None:
             raise error
         if failed:
-            raise CheckpointError(f"trainer 0 could not {what}", hint="its own error says why")
+            raise CheckpointError(
+                f"trainer 0 could not {what}", hint="its own error has the reason"
+            )
         return found_of_first
 
     def _greatest(self, what: str, told: Sequence[int]) -> list[int]:

@@ -139,7 +139,7 @@ class _Reader:
         if is_repeated:
             found.setdefault(name, []).append(value)
         elif name in found:
-            raise self._error(f"'{name}' is said twice")
+            raise self._error(f"'{name}' is given twice")
         else:
             found[name] = value
 
@@ -183,7 +183,7 @@ class _Reader:
     def _error(self, what: str) -> TextError:
         words = self._words[: self._at]
         line = self._text.count("\n", 0, words[-1][1]) + 1 if words else 1
-        hint = "docs/fluid.md says where the fields are listed"
+        hint = "docs/fluid.md names the list of fields"
         return TextError(f"{self._source}, line {line}: {what}", hint=hint)
 
 

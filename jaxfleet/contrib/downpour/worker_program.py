@@ -179,7 +179,9 @@ def _trainer(opt_info: Mapping[str, Any], program: Program) -> DownpourTrainerPa
         return cast("DownpourTrainerParameter", description_of(told))
     desc = description_of(opt_info["fleet_desc"])
     if not isinstance(desc, PSParameter) or not desc.trainer_param:
-        raise ProgramError("the program's _fleet_opt says nothing to workers", hint="minimize does")
+        raise ProgramError(
+            "the program's _fleet_opt has no settings for workers", hint="minimize does"
+        )
     rows = {name for block in program.blocks for name in block.vars}
     for trainer in desc.trainer_param:
         if all(name in rows for one in trainer.sparse_table for name in one.slot_value):

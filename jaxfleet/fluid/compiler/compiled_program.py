@@ -42,6 +42,17 @@ class CompiledProgram:
 
     Raises:
         TypeError: it is made of neither a Program nor a Graph.
+
+    Examples:
+        >>> import numpy as np
+        >>> from jaxfleet import fluid
+        >>> with fluid.program_guard(fluid.Program(), fluid.Program()):
+        ...     y = fluid.data("x", [None, 2]) * 2.0
+        ...     compiled = fluid.CompiledProgram(fluid.default_main_program())
+        ...     exe = fluid.Executor(fluid.CPUPlace())
+        ...     [value] = exe.run(compiled, feed={"x": np.ones((1, 2), "float32")}, fetch_list=[y])
+        >>> value
+        array([[2., 2.]], dtype=float32)
     """
 
     def __init__(
@@ -100,7 +111,7 @@ class CompiledProgram:
             places = [places]
         self._places = places
         if loss_name is None and trains(self.program):
-            what = "the program computes gradients, and nobody says of which loss"
+            what = "the program computes gradients, and loss_name does not specify the loss"
             raise mistake(what, "with_data_parallel(loss_name=loss.name)", AssertedError)
         return self
 

@@ -46,7 +46,7 @@ class BuildPass:
     def num_repeats(self) -> int:
         """How many times gradients are computed for an update; ProgramError if it is not set."""
         if _REPEATS not in self._attrs:
-            raise mistake(f"{self._type} is not told how often", f"set('{_REPEATS}', n)")
+            raise mistake(f"{self._type} has no number of repeats", f"set('{_REPEATS}', n)")
         repeats: int = self._attrs[_REPEATS]
         return repeats
 
@@ -344,6 +344,6 @@ class ExecutionStrategy(_Strategy):
         *("num_threads", "allow_op_delay", "use_thread_barrier", "use_experimental_executor"),
     })  # fmt: skip
     _reasons: ClassVar[Mapping[str, str]] = {
-        "use_cuda": "the place of the Executor says on what a program runs",
+        "use_cuda": "the place of the Executor determines where a program runs",
         "num_iteration_per_run": "a run is one iteration, as it was with fluid's default executor",
     }

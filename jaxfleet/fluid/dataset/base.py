@@ -144,7 +144,9 @@ class DatasetBase:
 
     def _read(self, threads: int) -> Iterator[Samples]:
         if not self.use_slots:
-            raise mistake("nothing says what a line of the dataset holds", "call set_use_var")
+            raise mistake(
+                "the dataset has no variables for the values of a line", "call set_use_var"
+            )
         if not self._has_filelist:
             raise mistake("the dataset has no files", "call set_filelist")
         if not self.filelist:

@@ -197,7 +197,7 @@ def read_values(
 
 _WRONG = {
     NOT_A_COUNT: "does not begin with how many values it has",
-    TOO_FEW: "has fewer values than it says, or is missing",
+    TOO_FEW: "has fewer values than its count, or is missing",
     NO_VALUES: "has 0 values",
     NOT_WHOLE: "has a value that is no whole number",
     TOO_LARGE: "has a value that does not fit 64 bits",

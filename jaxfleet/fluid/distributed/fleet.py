@@ -9,7 +9,7 @@ class Fleet:
 
     Raises:
         NotImplementedError: always. What it is given names no programs, which processes here know
-            their tables by; `pslib.fleet` is told them by `minimize`.
+            their tables by; `pslib.fleet` receives them from `minimize`.
     """
 
     def __init__(self) -> None:

@@ -194,7 +194,7 @@ def _content(data: bytes, what: str) -> dict[str, Any]:
         raise ProgramError(text, hint=hint)
     content = sealed.get("program")
     if not isinstance(content, dict) or digest(content) != sealed.get("sha256"):
-        text = f"{what} is damaged: its content has another checksum than it says"
+        text = f"{what} is damaged: its content does not match its checksum"
         raise ProgramError(text, hint="save it again")
     return content
 

@@ -46,9 +46,7 @@ def run_checkpoint_ops(program: Program, mine: Connections) -> None:
             continue  # as in fluid, whose loop over servers is empty
         connection = mine.find(endpoints)
         if connection is None:
-            what = (
-                f"'{op.type}' is about {', '.join(endpoints)}, and nobody here has spoken with it"
-            )
+            what = f"'{op.type}' names {', '.join(endpoints)}, but no program here connected to it"
             hint = "run the trainer's startup program first, and this before exe.close()"
             raise ProgramError(what, hint=hint)
         if op.type == NOTIFY:
@@ -103,7 +101,7 @@ def _receive_and_save(op: Operator, connection: Connection) -> None:
     )
     whole = pull_whole(connection, {name: list(parts)})[name]
     if tuple(op.attr("shape")) not in {(), whole.shape}:
-        what = f"'{name}' is {list(whole.shape)} on servers, and recv_save says {op.attr('shape')}"
+        what = f"'{name}' is {list(whole.shape)} on servers, recv_save has {op.attr('shape')}"
         raise ProgramError(what, source=op.source)
     kept = whole.astype(np.float16) if op.attr("save_as_fp16") else whole
     write_files([(path, arrays_writer([(name, kept)]))])

@@ -142,7 +142,7 @@ class PserverRuns:
         facts = job_info_of(ir_program(program))
         mine = [one for one in self._used if one.facts == facts]
         if not mine:
-            what = "this executor has not spoken with the servers of the program"
+            what = "this executor has not connected to the servers of the program"
             raise ProgramError(what, hint="run the trainer's startup program with it first")
         return mine[0]
 
@@ -278,7 +278,7 @@ def _of_unsent(program: IrProgram) -> str | None:
 
 def _unmade(op: Operator, name: str) -> str:
     return (
-        f"'{op.type}' reads '{name}', which nobody makes here: it was clipped among the "
+        f"'{op.type}' reads '{name}', which no operator computes here: it was clipped among the "
         "optimizer's operators, and those are on servers, which have slices of some gradients; "
         "clip by fluid.clip.set_gradient_clip, which stays with the trainers"
     )

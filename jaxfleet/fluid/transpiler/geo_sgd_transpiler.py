@@ -85,7 +85,7 @@ class GeoSgdTranspiler(DistributeTranspiler):
             ProgramError: as `DistributeTranspiler.transpile`; or the exchange interval is 0.
         """
         if sync_mode:
-            reason = "trainers of GeoSGD wait for nobody; DistributeTranspiler has a sync mode"
+            reason = "GeoSGD has no barriers; DistributeTranspiler has a sync mode"
             warn_no_effect("GeoSgdTranspiler.transpile(sync_mode=True)", reason)
         every = self.config.geo_sgd_need_push_nums
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -246,7 +246,7 @@ class FLDistributeTranspiler(DistributeTranspiler):
         """Returns the builder of the job's programs; StrategyError if not synchronous."""
         if not job["is_sync"]:
             what = "sync_mode=False: a server averages what all trainers of a round have made"
-            hint = "leave sync_mode=True; GeoSgdTranspiler is for trainers that wait for nobody"
+            hint = "leave sync_mode=True; GeoSgdTranspiler has no barriers"
             raise mistake(f"{what}, and so waits for them", hint, StrategyError)
         return _FlJob(**job, weighted=self.weighted)
 

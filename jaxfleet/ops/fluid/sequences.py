@@ -183,7 +183,7 @@ def sequence_pad(
     most = attrs["padded_length"]
     if most < 0:
         if places is None:
-            raise ValueError("nothing says how long the longest of its sequences is")
+            raise ValueError("the length of its longest sequence is unknown")
         most = len(places)
     made = padded(x, lengths, most, fill.astype(x.dtype))
     assert lengths is not None

@@ -270,7 +270,7 @@ _ERRORS: Mapping[str, type[JaxfleetError]] = {
 def refusal_error(me: TrainerIdentity, server: int, message: Message) -> JaxfleetError:
     """Returns the exception for a server's error message."""
     body, where = message.body, me.server_name(server)
-    what = f"{body.get('what', 'no reason given')} (said {where})"
+    what = f"{body.get('what', 'no reason given')} (reported by {where})"
     hint = str(body["hint"]) if body.get("hint") else None
     return _ERRORS.get(str(body.get("error")), ProgramError)(what, hint=hint)
 
@@ -307,7 +307,7 @@ def _last_heard(pulse: Pulse | None) -> str:
         return ""
     if pulse.last_heard_s is None:
         return ", which has never sent a heartbeat"
-    return f"; its last heartbeat said '{pulse.doing}'"
+    return f"; its last heartbeat reported '{pulse.doing}'"
 
 
 def lost_server_error(
@@ -324,6 +324,6 @@ def lost_server_error(
     for_what = f" while {me.name} waited for {waits[0]}" if waits else ""
     what = (
         f"{me.server_name(server)} was lost at step {step}{for_what}: no "
-        f"heartbeat for {limit_s:.1f} s; its last said '{doing}'"
+        f"heartbeat for {limit_s:.1f} s; its last reported '{doing}'"
     )
     return PeerLostError(what, hint="look at that server's log; start the job again")

@@ -183,7 +183,7 @@ class CollectiveHandler:
         self._held.pop(meeting.key, None)
 
     def one_left(self) -> None:
-        """Completes collectives that waited only for a trainer that said bye."""
+        """Completes collectives that waited only for a trainer that has left."""
         for meeting in self.waiting():
             self._complete(meeting)
 

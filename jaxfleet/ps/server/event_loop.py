@@ -130,7 +130,7 @@ class Server:
         self._listener.wake()
 
     def serve(self) -> int:
-        """Serves until all trainers said bye, and returns the process's exit code.
+        """Serves until all trainers have left, and returns the process's exit code.
 
         The code is 1 if a block failed or no trainer is alive.
         """

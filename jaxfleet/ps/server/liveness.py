@@ -126,7 +126,7 @@ class LivenessMonitor:
             if peer.startswith("server"):
                 patience += options.server_return_s
             if known is not None and known.left:
-                text = f"{peer} said bye after step {known.step}"
+                text = f"{peer} left after step {known.step}"
                 return _error("peer_lost", request, things, text, waited)
             if known is not None and now - known.heard > patience:
                 silent = f"silent for {now - known.heard:.1f} s"
@@ -134,7 +134,7 @@ class LivenessMonitor:
                 return _error("peer_lost", request, things, text, waited)
         if missing and waited > options.step_timeout_s:
             peer, things = next(iter(missing.items()))
-            text = f"{peer} never said hello"
+            text = f"{peer} never sent a hello"
             if (known := self._peer(peer)) is not None:
                 text = f"{peer}: {known.text(now)}"
             elif peer.startswith("trainer") and (number := _number(peer)) in self.trainers.refused:
@@ -159,7 +159,7 @@ class LivenessMonitor:
         names = ", ".join(dict.fromkeys(r.message.sender for r in waits[:_SHOWN]))
         missed = ", ".join(things[:_SHOWN])
         known = self._peer(peer)
-        last = known.text(now) if known is not None else "it never said hello"
+        last = known.text(now) if known is not None else "it never sent a hello"
         alert(
             f"{self.outbox.name}: {names} waits for {peer}: {missed} of step {request.step} "
             f"(for {now - request.since:.0f} s now; {last})"

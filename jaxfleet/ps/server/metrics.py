@@ -79,8 +79,8 @@ _COUNTERS = {
 }
 _OF_TRAINERS = {
     "step": ("trainer_step", "The last step that a trainer sent anything for."),
-    "silent_s": ("trainer_silent_seconds", "Seconds since a trainer was heard of."),
-    "has_left": ("trainer_left", "1 once a trainer said bye."),
+    "silent_s": ("trainer_silent_seconds", "Seconds since the last message of a trainer."),
+    "has_left": ("trainer_left", "1 once a trainer has left."),
     "is_lost": ("trainer_lost", "1 while a trainer is silent for longer than it may be."),
     "resident_bytes": ("trainer_resident_bytes", "Resident memory of a trainer."),
     "scalar_step": ("trainer_scalar_step", "The step of a trainer's scalar metrics."),
@@ -192,7 +192,7 @@ def _of_trainers(core: Any, figures: ServerMetrics) -> Iterator[Any]:
         for name, value in one.scalars.items():
             scalars.add_metric([str(one.number), name], value)
     yield scalars
-    doing = core.InfoMetricFamily("jaxfleet_trainer_doing", "What a trainer last said that it did.",
+    doing = core.InfoMetricFamily("jaxfleet_trainer_doing", "What a trainer last reported to do.",
                                   labels=["trainer"])  # fmt: skip
     for one in figures.trainers:
         doing.add_metric([str(one.number)], {"doing": one.doing})

@@ -168,7 +168,7 @@ def previous_push(message: Message) -> int:
 
 
 def missing_push_error(message: Message) -> RequestError:
-    """Returns the error for a missing preceding push: its sender says hello, and resends it."""
+    """Returns the error for a missing preceding push: the sender sends a hello and it again."""
     what = f"{message.sender}'s push before that of step {message.step} was lost on its way"
     return RequestError("stranger", what, hint="say hello, and send it again")
 

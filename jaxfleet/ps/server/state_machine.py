@@ -327,9 +327,11 @@ class ServerCore:
             return
         if trainer is None:
             what = f"{message.sender} sent {message.kind.value} before hello"
-            raise RequestError("stranger", what, hint="say hello first, and on a new connection")
+            raise RequestError(
+                "stranger", what, hint="send a hello first, also on a new connection"
+            )
         if message.sender != f"trainer {trainer}":
-            what = f"trainer {trainer}'s connection says it is {message.sender}"
+            what = f"trainer {trainer}'s connection claims to be {message.sender}"
             raise RequestError("bad_message", what)
         self.trainers.heard(peer, message, now)
         handler = self._handlers.get(message.kind)

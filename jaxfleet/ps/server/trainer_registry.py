@@ -99,7 +99,7 @@ class Departures:
     """The trainers that had left when a server was killed.
 
     Attributes:
-        sessions: sessions of those that said bye.
+        sessions: sessions of those that have left.
         present: sessions of the others that had connected.
         is_certain: recorded in this launch of the job; otherwise possibly in an earlier one.
     """
@@ -276,7 +276,7 @@ class TrainerRegistry:
         return 0 < self.count <= len(self.left())
 
     def left(self) -> dict[int, Plain]:
-        """Returns the sessions of trainers that said bye, to this server or its predecessor."""
+        """Returns the sessions of trainers that left this server or its predecessor."""
         gone = self.gone.sessions if self.gone is not None else {}
         left = {n: known.session for n, known in self.by_id.items() if known.left}
         return {**{n: said for n, said in gone.items() if n not in self.by_id}, **left}
@@ -296,7 +296,7 @@ class TrainerRegistry:
         return [n for n in range(self.count) if n not in left]
 
     def present(self) -> Iterable[PeerState]:
-        """Returns the connected trainers that have not said bye."""
+        """Returns the connected trainers that have not left."""
         return [known for known in self.by_id.values() if not known.left]
 
     def _unlike(self, body: Mapping[str, Plain], text: np.ndarray | None) -> str | None:
@@ -309,11 +309,11 @@ class TrainerRegistry:
             wanted["trainers"] = self.options.trainers
         if self.restored is not None:
             wanted["program"] = self.restored
-        first = f"trainer {self.first} says"
+        first = f"trainer {self.first} reports"
         for values, other in ((wanted, "the server"), (self.facts, first)):
             for name, value in values.items():
                 if body.get(name) != value:
-                    found = f"trainer {number} says {name} {_short(body.get(name))}, and {other}"
+                    found = f"trainer {number} reports {name} {_short(body.get(name))}, and {other}"
                     return f"{found} {_short(value)}{self._where(name, body, text)}"
         return None
 
@@ -331,7 +331,7 @@ class TrainerRegistry:
         assert isinstance(number, int)
         other = self._ids.get(peer)
         if other is not None and other != number:
-            return f"this connection is trainer {other}'s, and says it is trainer {number}"
+            return f"this connection is trainer {other}'s, and claims to be trainer {number}"
         old = self.by_id.get(number)
         if old is None or old.left or old.peer == peer or self.is_lost(number, now):
             return None
@@ -351,13 +351,13 @@ def _malformed(body: Mapping[str, Plain]) -> str | None:
     """Returns the reason that a body is not a valid hello, if so."""
     protocol = body.get("protocol")
     if protocol != PROTOCOL:
-        return f"the trainer speaks protocol {protocol}, and this server {PROTOCOL}"
+        return f"the trainer uses protocol {protocol}, and this server {PROTOCOL}"
     session = body.get("session")
     if session is not None and (not isinstance(session, str) or len(session) > _LONGEST):
         return "a session is a short text"
     number, count, servers = (body.get(key) for key in ("trainer", "trainers", "servers"))
     if not _is_count(count) or not _is_count(number) or not isinstance(servers, list):
-        return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
+        return f"a hello needs trainer, trainers and servers, and has {sorted(body)}"
     assert isinstance(number, int)
     assert isinstance(count, int)
     return f"there is no trainer {number} of {count}" if number >= count else None

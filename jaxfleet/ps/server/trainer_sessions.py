@@ -169,7 +169,7 @@ class TrainerSessions:
             self.router.leave(trainer)
 
     def resume(self) -> None:
-        """Reads which trainers said bye before this server was restarted: they do not return."""
+        """Reads which trainers left before this server was restarted: they do not return."""
         if self.record is None:
             return
         gone = self.trainers.gone = self.record.read()

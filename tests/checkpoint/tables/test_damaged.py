@@ -128,7 +128,10 @@ def _other(name: str, array: np.ndarray) -> Callable[[dict[str, Any]], object]:
         (_without(SPAN + "index"), "no `table/users/0-1024/index`"),
         (_without(SPAN + "keys"), "cannot be read from .*: 'keys'"),
         (_without(SPAN + "counts"), "cannot be read from .*: 'counts'"),
-        (_other(SPAN + "index", np.array([[0, 10, 0, 0]], np.int32)), "not as many as its index"),
+        (
+            _other(SPAN + "index", np.array([[0, 10, 0, 0]], np.int32)),
+            "fewer or more rows than its index",
+        ),
         (_other(SPAN + "index", np.array([[0, 60, 28, 0]], np.int32)), "0 to 1023 are of others"),
         (_other(SPAN + "index", np.zeros(4, np.int32)), "cannot be read"),
         (_other("table/users/9-12/index", np.zeros((0, 4), np.int32)), "bucket 9 is there twice"),

@@ -64,7 +64,7 @@ def test_a_text_reads_as_pslibs() -> None:
         ("init_gflags 'x'", "line 1: ':' is missing after 'init_gflags'"),
         ("trainer_param { push_sparse_per_batch: much }", "is a int, and much is none"),
         ("trainer_param 7", "'{' is missing before '7'"),
-        ("init_gflags: 'a'\ninit_gflags: 'b'", "line 2: 'init_gflags' is said twice"),
+        ("init_gflags: 'a'\ninit_gflags: 'b'", "line 2: 'init_gflags' is given twice"),
         ("init_gflags: 'a", "is not a word"),
         ("}", "has no field '}'"),
     ],

@@ -245,7 +245,7 @@ def test_who_has_no_fleet_and_what_no_fleet_does() -> None:
             fluid.optimizer.SGD(0.1),
             "strategy",  # type: ignore[arg-type]  # the tested mistake
         )
-    with fresh(), pytest.raises(ValueError, match="nobody has said which process"):
+    with fresh(), pytest.raises(ValueError, match="the role of this process is not set"):
         CollectiveOptimizer(fluid.optimizer.SGD(0.1)).minimize(net())
     fleet = fleet_of(TWO)
     for name in ("init_worker", "run_worker", "init_server", "run_server", "stop_worker"):

@@ -102,7 +102,7 @@ def test_an_optimizer_is_not_distributed_before_init() -> None:
     optimizer = fluid.optimizer.SGD(0.1)
     with pytest.raises(ValueError, match=r"use fleet.init\(role\) to initialize the role of"):
         DistributedTranspiler().distributed_optimizer(optimizer)
-    with pytest.raises(ValueError, match="nobody has said which process"):
+    with pytest.raises(ValueError, match="the role of this process is not set"):
         DistributedTranspiler().worker_num()
     with pytest.raises(TypeError, match="role_maker must be an instance of RoleMakerBase"):
         DistributedTranspiler().init("worker")  # type: ignore[arg-type]  # the tested mistake
@@ -144,7 +144,7 @@ def test_wrong_optimizers_strategies_and_losses_are_refused() -> None:
         loss = net()
         with pytest.raises(TypeError, match="can not accept program with list"):
             TranspilerOptimizer(adam).minimize(loss, startup_program=[])  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="nobody makes the programs"):
+        with pytest.raises(ValueError, match="this optimizer belongs to no fleet"):
             TranspilerOptimizer(adam).minimize(loss)
         optimizer = TranspilerOptimizer(adam)
         pairs = optimizer.backward(loss)

@@ -126,6 +126,6 @@ def test_a_trainer_with_another_script_is_refused_and_changes_nothing(tmp_path: 
     with Jobs(tmp_path) as jobs:
         served, good = server(jobs), trainer(jobs, 0)
         other = trainer(jobs, 1, "--optimizer=Adam")
-        other.fails("ProgramError: trainer 1 says program", "and the server")
+        other.fails("ProgramError: trainer 1 reports program", "and the server")
         right = trainer(jobs, 1)
         assert [one.ends() for one in (good, right, served)] == [0, 0, 0]

@@ -93,7 +93,7 @@ def test_one_process_goes_on_from_what_a_job_has_saved(
 def test_who_has_not_spoken_with_servers_cannot_save_what_they_hold(tmp_path: Path) -> None:
     script = Script(Job(), BUILD, ["a:1", "b:2"], 2)
     main, exe = script.transpiled()[0].get_trainer_program(), script.executor()
-    with pytest.raises(ProgramError, match="has not spoken with the servers"):
+    with pytest.raises(ProgramError, match="has not connected to the servers"):
         io.save_persistables(exe, tmp_path, main)
 
 

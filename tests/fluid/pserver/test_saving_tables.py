@@ -148,7 +148,7 @@ def test_servers_that_are_notified_write_the_rows_that_were_looked_up(tmp_path: 
             notify(exe, tmp_path, endpoints[:1], "emb")
         with pytest.raises(ProgramError, match="no table 'other' here"):
             notify(exe, tmp_path, endpoints, "other")
-        with pytest.raises(ProgramError, match="nobody here has spoken with it"):
+        with pytest.raises(ProgramError, match="no program here connected to it"):
             notify(exe, tmp_path, ["127.0.0.1:1"], "emb")
 
     Saved(tmp_path, then).run([fed])

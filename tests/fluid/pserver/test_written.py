@@ -168,7 +168,7 @@ def test_trainers_of_two_programs_are_told() -> None:
         Person(job, 0, 1, digest="another").start()
 
     (first, _), (second, _) = serving(job, 0, 1), serving(job, 1, 1)
-    with pytest.raises(ProgramError, match="trainer 0 says program another, and the server one"):
+    with pytest.raises(ProgramError, match="trainer 0 reports program another, and the server one"):
         job.run({"server 0": first, "server 1": second, "trainer 0": script})
 
 
@@ -176,7 +176,7 @@ def test_a_trainer_that_does_not_come_is_named() -> None:
     job = Job()
     one = Person(job, 0)
     (first, _), (second, _) = serving(job, 0), serving(job, 1)
-    words = "trainer 1 never said hello; trainer 0 waited 30.* s in pull of step 1 for"
+    words = "trainer 1 never sent a hello; trainer 0 waited 30.* s in pull of step 1 for"
     with pytest.raises(PeerLostError, match=words):
         job.run({"server 0": first, "server 1": second, "trainer 0": one.script})
 

@@ -45,7 +45,7 @@ def test_trainers_of_another_program_are_refused() -> None:
     bench = Bench()
     bench.core.begin(read_plan(parse(SGD), CACHE), sgd_state(), "mine")
     code, text = error_of(bench.send(1, Kind.HELLO, body=hello(1)))
-    assert (code, text) == ("refused", "trainer 1 says program abc, and the server mine")
+    assert (code, text) == ("refused", "trainer 1 reports program abc, and the server mine")
 
 
 @pytest.mark.parametrize("waits", [True, False])

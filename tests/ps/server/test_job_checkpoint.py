@@ -57,7 +57,7 @@ def test_a_checkpoint_of_another_job_is_not_taken_up(tmp_path: Path) -> None:
     Bench(options).started(SGD, sgd_state())
     again = Bench(options)
     _, text = error_of(again.send(0, Kind.HELLO, body=hello(0, program="new")))
-    assert text == "trainer 0 says program new, and the server abc"
+    assert text == "trainer 0 reports program new, and the server abc"
 
 
 def test_a_save_waits_for_its_step(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_text_that_is_none_is_left_out(packed: np.ndarray) -> None:
     come(bench, 0, SGD)
     body = hello(1, program="other")
     _, text = error_of(bench.one(1, Kind.HELLO, body=body, arrays={"program": packed}))
-    assert text.endswith("and trainer 0 says " + text_digest(SGD)[:12] + "...")
+    assert text.endswith("and trainer 0 reports " + text_digest(SGD)[:12] + "...")
 
 
 def launched(folder: Path, endpoint: str, text: str) -> tuple[Bench, Message]:

@@ -21,13 +21,13 @@ from tests.ps.server.common import (
 )
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"protocol": 1}, "the trainer speaks protocol 1, and this server 2"),
-    ({"job": "other"}, "trainer 1 says job other, and trainer 0 says j"),
-    ({"trainers": 3}, "trainer 1 says trainers 3, and trainer 0 says 2"),
-    ({"program": "def"}, "trainer 1 says program def, and trainer 0 says abc"),
+    ({"protocol": 1}, "the trainer uses protocol 1, and this server 2"),
+    ({"job": "other"}, "trainer 1 reports job other, and trainer 0 reports j"),
+    ({"trainers": 3}, "trainer 1 reports trainers 3, and trainer 0 reports 2"),
+    ({"program": "def"}, "trainer 1 reports program def, and trainer 0 reports abc"),
     (
         {"servers": [ENDPOINT, "x:1"]},
-        "trainer 1 says servers ['127.0.0.1:7001', 'x:1'], and trainer 0 says",
+        "trainer 1 reports servers ['127.0.0.1:7001', 'x:1'], and trainer 0 reports",
     ),
     ({"trainer": 2}, "there is no trainer 2 of 2"),
     ({"trainer": 0}, "there is a trainer 0 already, last heartbeat 0.0 s ago: hello"),
@@ -60,7 +60,7 @@ def test_who_came_and_went_before_there_was_a_program_does_not_keep_the_trainers
     assert bench.one(1, Kind.HELLO, body=wrong, peer=b"x").kind is Kind.WELCOME
     bench.send(1, Kind.REDUCE, 0, {"key": "k", "how": "max"}, {"x": np.ones(1)}, peer=b"x")
     _, text = error_of(bench.send(0, Kind.HELLO, body=hello(0)))
-    assert "and trainer 1 says another" in text
+    assert "and trainer 1 reports another" in text
     bench.wait(1.0)
     bench.started(SGD, sgd_state())
     assert bench.core.options.lost_after_s == ServerOptions().lost_after_s
@@ -73,7 +73,7 @@ def test_who_came_and_went_before_there_was_a_program_does_not_keep_the_trainers
 def test_a_server_that_knows_its_job_refuses_another() -> None:
     bench = Bench(ServerOptions(server=0, job="mine", trainers=2))
     _, text = error_of(bench.send(0, Kind.HELLO, body=hello(0)))
-    assert text == "trainer 0 says job j, and the server mine"
+    assert text == "trainer 0 reports job j, and the server mine"
 
 
 def test_a_server_that_no_hello_names_refuses_it() -> None:
@@ -238,7 +238,7 @@ def test_a_step_that_misses_a_trainer_that_left_is_an_error() -> None:
     replies = bench.send(1, Kind.BYE)
     code, text = error_of([reply for reply in replies if reply[0] == b"0"])
     assert code == "peer_lost"
-    assert text.startswith("trainer 1 said bye after step 7; trainer 0 waited 0.0 s in pull")
+    assert text.startswith("trainer 1 left after step 7; trainer 0 waited 0.0 s in pull")
     assert "of step 1 for w@GRAD.block0" in text
 
 
@@ -320,7 +320,7 @@ def test_a_trainer_that_never_came_is_named() -> None:
     bench = Bench(ServerOptions(lost_after_s=500, step_timeout_s=30))
     bench.one(1, Kind.HELLO, body=hello(1))
     assert not bench.send(1, Kind.PULL, 0, {"names": ["b"]})
-    assert "trainer 0 never said hello" in error_of(bench.wait(31))[1]
+    assert "trainer 0 never sent a hello" in error_of(bench.wait(31))[1]
 
 
 def test_a_server_that_nobody_needs_ends() -> None:
@@ -372,7 +372,7 @@ def test_where_another_may_come_in_its_place_a_refused_trainer_is_named_at_the_e
     bench.one(0, Kind.HELLO, body=hello(0, program="changed"))
     assert not bench.send(1, Kind.PULL, 0, {"names": ["b"]})
     assert not bench.wait(20)
-    assert "trainer 0 was refused: trainer 0 says program" in error_of(bench.wait(11))[1]
+    assert "trainer 0 was refused: trainer 0 reports program" in error_of(bench.wait(11))[1]
 
 
 def test_a_refused_trainer_that_comes_back_right_is_waited_for() -> None:

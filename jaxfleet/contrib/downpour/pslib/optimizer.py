@@ -60,7 +60,7 @@ _NO_EFFECT: Mapping[str, str] = {
     "adjust_ins_weight": "samples count as the loss weighs them",
     "scale_datanorm": "gradients of data_norm's counts are added as they are",
     "local_tables": "tables are on the servers, or in this process where there are none",
-    "async_tables": "staleness says of all tables how far workers may be ahead",
+    "async_tables": "staleness limits for all tables how far workers may be ahead",
     "copy_table": "tables keep their own rows",
 }
 

@@ -275,7 +275,7 @@ class PSLib(Fleet):
     def _tending(self) -> TableAdmin:
         if self._job is None:
             what = "this process is not a worker of a job with servers"
-            hint = "call fleet.init_worker() first; without servers nobody keeps tables"
+            hint = "call fleet.init_worker() first; without servers no process keeps tables"
             raise mistake(what, hint, StrategyError)
         return self._job.tending
 

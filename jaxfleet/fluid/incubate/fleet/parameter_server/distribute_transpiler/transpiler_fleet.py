@@ -84,7 +84,7 @@ class TranspilerOptimizer(DistributedOptimizer):
             raise mistake(what, "give one startup program", WrongTypeError)
         check_type(loss, "a loss", Variable)
         if self._transpile is None:
-            what = "nobody makes the programs of a job of what this optimizer minimizes"
+            what = "this optimizer belongs to no fleet, so its job has no programs"
             raise mistake(what, "use what fleet.distributed_optimizer returns", StrategyError)
         startup = startup_program or default_startup_program()
         made = self._optimizer.minimize(loss, startup, parameter_list, no_grad_set)
