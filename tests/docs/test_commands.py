@@ -100,6 +100,7 @@ FOREIGN = {
     "--randomly-seed",
     "--xla_cpu_multi_thread_eigen",
 }
+INTERNAL = {"--help", "--standby"}  # `jaxfleet launch` gives --standby to its spare
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
@@ -135,6 +136,6 @@ def test_an_option_that_prose_gives_a_command_is_one_of_it(command: str) -> None
 def test_every_option_of_a_command_is_on_a_page_that_names_the_command(command: str) -> None:
     texts = [(ROOT / page).read_text(encoding="utf-8") for page in pages()]
     text = "\n".join(text for text in texts if f"jaxfleet {command}" in text)
-    named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) | {"--help"}
+    named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) | INTERNAL
     spellings = [a.option_strings for a in parser_of(command)._actions if a.option_strings]  # noqa: SLF001
     assert [options for options in spellings if named.isdisjoint(options)] == []
