@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxfleet.errors import TextError
 from jaxfleet.ir.call_frames import NO_FRAME, FrameTable
 from jaxfleet.ir.source_excerpts import excerpts
 from jaxfleet.pipeline.instruments import Stage, index_table
@@ -117,9 +118,17 @@ def write_facts(folder: Path | str, facts: Mapping[str, Any]) -> None:
 
 
 def read_beside(folder: Path | str, name: str) -> dict[str, Any]:
-    """Returns the data of `FACTS`, `SOURCES` or `FRAMES` in a dump; empty if it has none."""
+    """Returns the data of `FACTS`, `SOURCES` or `FRAMES` in a dump; empty if it has none.
+
+    Raises:
+        TextError: the file is no JSON.
+    """
     path = Path(folder) / name
-    found: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        what = f"{path} cannot be read: {error}"
+        raise TextError(what, hint="remove it; the programs are readable without it") from error
     return found if isinstance(found, dict) else {}
 
 

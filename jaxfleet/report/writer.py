@@ -25,7 +25,11 @@ def write_report(report: Report, path: str | Path) -> int:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:60]}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:60]}.")
+    except OSError as error:  # which names the file beside, and not the report
+        what = f"the report cannot be written: {error.strerror}"
+        raise OSError(error.errno, what, str(target)) from error
     beside = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

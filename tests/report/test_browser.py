@@ -21,7 +21,7 @@ from tests.report.drawn import (
     with_calls,
     without_scopes,
 )
-from tests.report.test_render import HOSTILE, hostile_program
+from tests.report.test_render import HOSTILE, bare_programs, hostile_program
 from tests.shared_zoo import built_zoo
 from tests.zoo import ZOO
 
@@ -76,6 +76,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             [replace(of_program(with_calls(without_scopes(deep_step(2)))), sources=called)]
         ),
     }
+    for bare in bare_programs():
+        reports[bare.name] = build_report([of_program(bare)])
     folder = tmp_path_factory.mktemp("reports")
     for name, report in reports.items():
         (folder / f"{name}.html").write_text(render(report), encoding="utf-8")
@@ -463,6 +465,19 @@ def test_it_is_used_by_keys_alone(visitor: Visitor, files: dict[str, Path]) -> N
     assert visitor.page.locator("#tab-passes").get_attribute("aria-selected") == "true"
     keys.press("?")
     assert visitor.page.locator("#help").is_visible()
+
+
+def test_programs_with_hardly_anything_in_them_are_shown(
+    visitor: Visitor, files: dict[str, Path]
+) -> None:
+    for name in ("nothing", "empty block", "deep"):
+        visitor.page.goto("about:blank")
+        visitor.open(files[name])
+        for view in VIEWS:
+            visitor.click(f"#tab-{view}")
+            for key in ("j", "]", "Escape"):
+                visitor.page.keyboard.press(key)
+            visitor.page.evaluate("preparePrint()")
 
 
 def test_hostile_names_are_shown_as_text(visitor: Visitor, files: dict[str, Path]) -> None:

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Role, Source, Variable
+from jaxfleet.ir import (
+    Attrs,
+    Block,
+    BlockRef,
+    Frame,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Source,
+    Variable,
+)
 from jaxfleet.report import History, StageRecord, build_report, of_program, render
 from tests.report.drawn import OPS_PER_LAYER, deep_history
 
@@ -40,6 +52,26 @@ def hostile_program(names: tuple[str, ...] = HOSTILE) -> Program:
         for name in names
     ]
     return Program(names[0], given, (Block(ops=tuple(ops)),))
+
+
+def bare_programs() -> tuple[Program, ...]:
+    """Returns a program without operators, one with an empty block, and one of a deep recursion."""
+    branch = Operator("jax.cond", attrs=Attrs({"branches": (BlockRef(1),)}))
+    calls = tuple(Frame(name, n, name) for n, name in enumerate(HOSTILE))
+    source = Source(HOSTILE[0], 3, HOSTILE[1], HOSTILE[2], "", calls)
+    op = Operator("jax.neg", Operands.of("w"), Operands.of("w"), source=source)
+    return (
+        Program("nothing", {}, (Block(),)),
+        Program("empty block", {}, (Block(ops=(branch,)), Block(1, 0))),
+        Program("deep", {"w": Variable("w", "f32", (3,), Kind.PARAM)}, (Block(ops=(op,)),)),
+    )
+
+
+@pytest.mark.parametrize("program", bare_programs(), ids=lambda program: program.name)
+def test_programs_with_hardly_anything_in_them_are_reported(program: Program) -> None:
+    found = json.loads(data_in(render(build_report([of_program(program)]))))["programs"][0]
+    assert found["name"] == program.name
+    assert found["stages"][0]["counts"][-1] == program.op_count
 
 
 def data_in(page: str) -> str:

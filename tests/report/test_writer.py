@@ -60,3 +60,9 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     reader.join(timeout=30)
     assert read[0].startswith(b"<!doctype html>")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_folder_that_is_missing_is_named_with_the_report(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="report cannot be written") as refused:
+        write_report(build_report([deep_history(1)]), tmp_path / "no" / "x.html")
+    assert refused.value.filename == str(tmp_path / "no" / "x.html")
