@@ -1,6 +1,7 @@
 """`jaxfleet view`: a report of a script, a dump folder or a program, as one HTML file."""
 
 import argparse
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from jaxfleet.pipeline import dump_folders
 from jaxfleet.report import History, build_report, of_program, read_folders, write_report
 
 _USAGE = """\
-jaxfleet view [-o FILE] [--run-all] SCRIPT [ARGS...]
+jaxfleet view [-o FILE] [--run-all] [--measure N] SCRIPT [ARGS...]
        jaxfleet view [-o FILE] FOLDER
        jaxfleet view [-o FILE] PROGRAM.txt\
 """
@@ -32,9 +33,16 @@ options stand before it. A folder is what `jaxfleet dump` or `dump_dir` wrote.
 _EXAMPLES = """\
 examples:
   jaxfleet view train.py --epochs 2
+  jaxfleet view --measure 10 train.py
   jaxfleet view -o report.html dumps
   jaxfleet view step.txt
 """
+
+_NOT_ASKED = "jaxfleet view --measure 10 SCRIPT times ten steps, and the rates of the devices."
+_UNMEASURED = (
+    "No step of it was timed: the script did not call it, or it is a program of fluid or of a job "
+    "with servers, which are not measured."
+)
 
 
 def add_parser(commands: Any, about: str) -> None:
@@ -50,9 +58,22 @@ def add_parser(commands: Any, about: str) -> None:
     add = parser.add_argument
     add("-o", "--output", metavar="FILE", help="NAME.html here unless given, by the target's name")
     add("--run-all", action="store_true", help="run a script to its end")
+    add(
+        "--measure", metavar="N", type=_calls, default=0, help="time N steps of a script; default 0"
+    )
     add("target", metavar="TARGET", help="a Python file, a folder of dumps, or a program; - is one")
     add("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's arguments")
     parser.set_defaults(run=run)
+
+
+def _calls(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+_calls.__name__ = "number of steps"  # as argparse names it in its messages
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,17 +82,41 @@ def run(args: argparse.Namespace) -> int:
     if args.args and target.suffix != ".py":
         what = f"{args.target} is not a script and takes no arguments: {' '.join(args.args)}"
         raise ProgramError(what, hint="options stand before the target: jaxfleet view -o FILE ...")
+    if args.measure and target.suffix != ".py":
+        what = f"--measure {args.measure}: {args.target} is not a script, so there are no steps"
+        raise ProgramError(what, hint="jaxfleet view --measure N SCRIPT, or step.view(measure=N)")
+    output = Path(args.output or f"{_stem(args.target)}.html")
+    _refuse_unwritable(output)  # before a script has run for long
     if target.is_dir():
         histories = read_folders(target)
     elif target.suffix == ".py":
-        status, histories = _of_script(args.target, args.args, run_all=args.run_all)
+        status, histories = _of_script(
+            args.target, args.args, run_all=args.run_all, measure=args.measure
+        )
     else:
         histories = [_of_text(program, shown(args.target)) for program in _read(args.target)]
     if not histories:
         log(f"no pipeline ran in {args.target}, so there is nothing to report")
         return status
-    _write(histories, Path(args.output or f"{_stem(args.target)}.html"))
+    _write(histories, output)
+    if status:
+        log(f"{args.target} ended with status {status}: the report has what ran before")
     return status
+
+
+def _refuse_unwritable(path: Path) -> None:
+    if path.is_dir():
+        what, hint = f"cannot write {path}: it is a folder", f"-o {path / 'report.html'}"
+        raise ProgramError(what, hint=hint)
+    if path.exists() and not path.is_file():  # a pipe, or /dev/stdout
+        return
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        what = f"cannot write {path}: there is no folder {folder}"
+        raise ProgramError(what, hint=f"make it, for example with mkdir -p {folder}")
+    if not os.access(folder, os.W_OK):
+        what = f"cannot write {path}: the folder {folder} is not writable"
+        raise ProgramError(what, hint="-o FILE names another file")
 
 
 def _read(name: str) -> Sequence[Any]:
@@ -89,14 +134,18 @@ def _of_text(program: Program, label: str) -> History:
     return replace(of_program(program, label), sources=sources, facts=[("your lines", said)])
 
 
-def _of_script(script: str, args: Sequence[str], *, run_all: bool) -> tuple[int, list[History]]:
+def _of_script(
+    script: str, args: Sequence[str], *, run_all: bool, measure: int
+) -> tuple[int, list[History]]:
     if not Path(script).is_file():
         raise ProgramError(f"there is no script {script}")
     words, rest = split_arguments(args)
     with tempfile.TemporaryDirectory(prefix="jaxfleet-view-") as folder:
-        with dumping_to(Path(folder), until_compiled=not run_all):
+        with dumping_to(Path(folder), until_compiled=not run_all, measure=measure):
             status = run_script(script, [*words, *rest])
-        return status, read_folders(folder) if dump_folders(folder) else []
+        found = read_folders(folder) if dump_folders(folder) else []
+    why = _UNMEASURED if measure else _NOT_ASKED
+    return status, [replace(history, why_unmeasured=why) for history in found]
 
 
 def _stem(target: str) -> str:

@@ -82,6 +82,7 @@ def refuse(name: str, what: str, hint: str) -> NoReturn:
 _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
 _DUMP_ONLY = "JAXFLEET_DUMP_UNTIL_COMPILED"
+_DUMP_MEASURE = "JAXFLEET_DUMP_MEASURE"
 _CACHE_DIR = "JAXFLEET_CACHE_DIR"
 _TRACE_DIR = "JAXFLEET_TRACE_DIR"
 _PROGRESS = "JAXFLEET_PROGRESS"
@@ -98,11 +99,13 @@ class Environment:
         dump_dir: `JAXFLEET_DUMP_DIR`; where every pipeline dumps the programs between passes.
         dump_source: `JAXFLEET_DUMP_SOURCE`; `1` adds the user's source lines to those dumps.
         dump_until_compiled: `JAXFLEET_DUMP_UNTIL_COMPILED`; `1` ends a script at its first step.
+        dump_measure: `JAXFLEET_DUMP_MEASURE`; how many calls of a step are timed for its dump.
     """
 
     dump_dir: Path | None
     dump_source: bool
     dump_until_compiled: bool = False
+    dump_measure: int = 0
 
 
 def read_environment() -> Environment:
@@ -111,18 +114,25 @@ def read_environment() -> Environment:
         dump_dir=Path(get(_DUMP_DIR)) if get(_DUMP_DIR) else None,
         dump_source=get(_DUMP_SOURCE) not in {"", "0"},
         dump_until_compiled=get(_DUMP_ONLY) not in {"", "0"},
+        dump_measure=_measured_calls(),
     )
+
+
+def _measured_calls() -> int:
+    hint = "it is the number of calls to time, such as 10"
+    return read_number(_DUMP_MEASURE, least=0, hint=hint) if get(_DUMP_MEASURE) else 0
 
 
 @contextmanager
 def dumping_to(
-    folder: Path, *, source: bool = False, until_compiled: bool = False
+    folder: Path, *, source: bool = False, until_compiled: bool = False, measure: int = 0
 ) -> Iterator[None]:
     """Context that sets the dump variables, for this process and its children."""
     settings = {
         _DUMP_DIR: str(folder),
         _DUMP_SOURCE: "1" if source else "0",
         _DUMP_ONLY: "1" if until_compiled else "0",
+        _DUMP_MEASURE: str(measure),
     }
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)

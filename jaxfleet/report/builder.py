@@ -136,6 +136,7 @@ def _program(history: History, lineage: Lineage, servers: Sequence[ServerProgram
         _endpoint(history.last),
         work,
         history.measured,
+        history.why_unmeasured,
     )
 
 

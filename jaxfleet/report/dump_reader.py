@@ -9,10 +9,14 @@ from jaxfleet.errors import TextError
 from jaxfleet.ir import Program, parse
 from jaxfleet.ir.call_frames import Row, with_frames
 from jaxfleet.pipeline import FACTS, FRAMES, SOURCES, dump_folders, read_beside, read_index
-from jaxfleet.report.history import UNKNOWN_S, History, StageRecord
+from jaxfleet.report.history import UNKNOWN_S, History, Measured, StageRecord
 
 _ROW = re.compile(r"^(?P<label>\d+_(?P<name>\w+))(?:\s.*? (?P<seconds>[\d.]+) s\b)?", re.MULTILINE)
 _FULL = "full"
+_WHY_UNMEASURED = (
+    "A dump is written before its step runs. jaxfleet view SCRIPT --measure 10 times ten steps, and"
+    " so does JAXFLEET_DUMP_MEASURE=10 where a script dumps."
+)
 
 
 def read_folders(root: Path | str) -> list[History]:
@@ -54,6 +58,10 @@ def _read(folder: Path, root: Path) -> History:
         budget_bytes=_number(facts.get("budget_bytes")),
         fitted_by=str(facts.get("fitted_by", "")),
         sources=_sources(read_beside(folder, SOURCES)),
+        measured=_measured(facts.get("measured")),
+        why_unmeasured=_WHY_UNMEASURED,
+        xla_bytes=_number(facts.get("xla_bytes")),
+        xla_bytes_before=_number(facts.get("xla_bytes_before")),
     )
 
 
@@ -85,6 +93,14 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _measured(found: Any) -> Measured | None:
+    """Returns the times in a dump; None without any, or if they are not ours."""
+    try:
+        return Measured(**found)
+    except TypeError:
+        return None
 
 
 def _frames(found: Mapping[str, Any]) -> tuple[list[Row], dict[str, list[int]]]:

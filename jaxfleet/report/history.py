@@ -39,6 +39,7 @@ class Measured:
         step_s: the median time of a call; None if it was not measured.
         calls: the number of calls that were timed.
         why_not: why it was not measured.
+        note: what the calls do otherwise than those of training.
     """
 
     flops_per_s: float
@@ -47,6 +48,7 @@ class Measured:
     step_s: float | None = None
     calls: int = 0
     why_not: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class History:
         fitted_by: the first pass that the budget caused; empty without one.
         sources: the lines of the user's files, by path and number.
         measured: times; None if nothing was measured.
+        why_unmeasured: why nothing was, and how it would be; empty of a step in this process.
         xla_bytes: XLA's peak of the step as it runs; None if it has not compiled.
         xla_bytes_before: likewise, without the memory budget.
     """
@@ -80,6 +83,7 @@ class History:
     fitted_by: str = ""
     sources: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     measured: Measured | None = None
+    why_unmeasured: str = ""
     xla_bytes: int | None = None
     xla_bytes_before: int | None = None
 

@@ -265,6 +265,7 @@ class ReportProgram:
         endpoint: of a server's program.
         work: flops and bytes of a step on one device; None if they are not known.
         measured: times; None if nothing was measured.
+        why_unmeasured: why nothing was, and how it would be.
     """
 
     name: str
@@ -287,6 +288,7 @@ class ReportProgram:
     endpoint: str = ""
     work: tuple[int, int] | None = None
     measured: Measured | None = None
+    why_unmeasured: str = ""
 
 
 @dataclass(frozen=True)
@@ -345,6 +347,7 @@ def _program_json(program: ReportProgram) -> dict[str, Any]:
         "endpoint": program.endpoint,
         "work": program.work,
         "measured": None if program.measured is None else asdict(program.measured),
+        "unmeasured": program.why_unmeasured,
     }
 
 

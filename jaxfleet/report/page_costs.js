@@ -55,7 +55,7 @@ function memory(program) {
   follow = () => { const place = curve.ops.indexOf(current.op); if (place !== NONE && document.activeElement !== box) move(place); };
   return make("div", { class: "page" }, sheet(`Memory over the operators of the step: ${bytes(curve.bytes[peak])} at the peak`, box,
     make("div", { class: "legend" }, make("span", {}, `\u2501 ${curve.title}`), ...curves.slice(0, -1).map((each) => make("span", {}, `\u2505 ${each.title}: ${bytes(Math.max(...each.bytes))} at the peak`)),
-      ...curves.map((each) => make("span", {}, each.xla === NONE ? `XLA's own figure ${each.title}: not known, it has not compiled here` : `XLA's own figure ${each.title}: ${bytes(each.xla)}`)),
+      ...curves.map((each) => make("span", {}, each.xla === NONE ? `XLA's own figure ${each.title}: not known, ${program.raw.unmeasured ? "a dump or a text has none unless its step was measured" : "it has not compiled here"}` : `XLA's own figure ${each.title}: ${bytes(each.xla)}`)),
       program.raw.budget === NONE ? null : make("span", {}, `\u2508 budget: ${bytes(program.raw.budget)}`), make("span", {}, "temporaries of one device, before XLA merges operators; click the chart to move"))), sheet("What takes it", found));
 }
 
@@ -77,8 +77,8 @@ function times({ raw }) {
     ["predicted: their sum", "", "", guess === NONE ? "unknown" : make("b", {}, seconds(guess))],
     ["measured", "", real === null ? "" : `median of ${count(measured.calls, "call")}`, real === null ? make("b", {}, "not measured") : make("b", {}, seconds(real))],
   ];
-  const why = real !== null ? `Measured is ${Number((real / guess).toPrecision(2))} times what is predicted, on ${measured.device}. Messages between devices, and the time to start each operator, are not predicted.`
-    : measured ? `It could not be measured: ${measured.why_not}.` : "step.view(path, measure=10) of a running step times it, and the rates of its devices.";
+  const why = real !== null ? `Measured is ${Number((real / guess).toPrecision(2))} times what is predicted, on ${measured.device}. Messages between devices, and the time to start each operator, are not predicted.${measured.note ? ` ${measured.note}` : ""}`
+    : measured ? `It could not be measured: ${measured.why_not}.` : raw.unmeasured || "step.view(path, measure=10) of a running step times it, and the rates of its devices.";
   return sheet("Time of a step on one device: predicted and measured", table(["", "amount", "", "time"], rows, [1, 2, 3]), make("p", { class: "soft" }, why));
 }
 

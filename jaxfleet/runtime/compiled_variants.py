@@ -185,15 +185,23 @@ class Variants:
         Those that `ran` have XLA's memory, and `times` are measurements by variant.
         """
         found = []
-        for rows, made in self._made.items():
-            history = self._history(rows)
-            if any(made is variant for variant in ran) and made.tables is None:
-                captured = self._captures[rows]
-                peak = self._memory(captured, made, captured.signature.rows).peak().bytes
-                before = None if made.fit is None else int(made.fit.before)
-                history = replace(history, xla_bytes=peak, xla_bytes_before=before)
-            found.append(replace(history, measured=(times or {}).get(id(made))))
+        for made in list(self._made.values()):
+            has_run = any(made is variant for variant in ran)
+            found.append(self.history_of(made, (times or {}).get(id(made)), has_run=has_run))
         return found
+
+    def history_of(
+        self, made: Variant, times: Measured | None = None, *, has_run: bool = True
+    ) -> History:
+        """Returns the history of a variant; one that has run has XLA's memory, which it knows."""
+        rows = next(rows for rows, variant in self._made.items() if variant is made)
+        history = replace(self._history(rows), measured=times)
+        if not has_run or made.tables is not None:
+            return history
+        captured = self._captures[rows]
+        peak = self._memory(captured, made, captured.signature.rows).peak().bytes
+        before = None if made.fit is None else int(made.fit.before)
+        return replace(history, xla_bytes=peak, xla_bytes_before=before)
 
     def programs(self) -> list[tuple[str, Program]]:
         """Returns the program of every variant that was compiled, with its batch size in words."""

@@ -180,9 +180,16 @@ class ServerStep(Generic[State, Metrics]):
         work = f"{count} operators in {len(program.blocks) - 1} blocks"
         return Explanation(f"{where} runs '{program.name}': {work}")
 
-    def view(self, path: str | Path) -> Path:
-        """Writes a report of this server's program, as `Step.view`."""
-        history = replace(of_program(self.program), decisions=[self.explain()])
+    def view(self, path: str | Path, *, measure: int = 0) -> Path:
+        """Writes a report of this server's program, as `Step.view`.
+
+        Args:
+            path: a file, replaced if it exists.
+            measure: times no calls, since a server has none; the report states that.
+        """
+        asked = f"{measure} calls were to be timed, but a" if measure else "A"
+        why = f"{asked} server calls no step: it answers trainers."
+        history = replace(of_program(self.program), decisions=[self.explain()], why_unmeasured=why)
         return write_view(path, [history])
 
     def serve(self) -> int:

@@ -40,7 +40,7 @@ from jaxfleet.runtime.step_inputs import (
 from jaxfleet.runtime.step_introspection import StepViews
 from jaxfleet.runtime.step_state import LastState
 from jaxfleet.runtime.training_step import Metrics, State
-from jaxfleet.runtime.transpile import end_if_only_dumping
+from jaxfleet.runtime.transpile import calls_to_measure, end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import looked_up, specs_of
@@ -134,6 +134,9 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         with Progress(f"first call of '{self.captured.program.name}'") as progress:
             progress.show("running its passes")
             call = self._calls[key] = Call(self._new_variant(data, batch_tree))
+            if len(self._calls) == 1 and (calls := calls_to_measure()):
+                progress.show("measuring it for its dump")
+                self._measure_for_dump(calls)
             end_if_only_dumping()
             progress.show("compiling and running it")
             return self._called(call, state, data)

@@ -1,5 +1,6 @@
 """Views of a step without running it: programs, compiled text, memory, explanations."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.step_html import Explanation, step_html
 from jaxfleet.runtime.step_inputs import place_batch, type_of
 from jaxfleet.runtime.step_state import AuxiliaryState, LastState
-from jaxfleet.runtime.step_timing import measured, zeros
-from jaxfleet.runtime.step_view import write_view
+from jaxfleet.runtime.step_timing import Calls, measured, zeros
+from jaxfleet.runtime.step_view import add_to_dump, write_view
 from jaxfleet.strategy import DistributedStrategy
 
 _unflatten = jax.tree_util.tree_unflatten
@@ -154,17 +155,30 @@ class StepViews:
         own = [device for device in self.devices if device.process_index == jax.process_index()]
         return measured(own, self._made_up, calls)
 
-    def _made_up(self) -> tuple[Any, Any, Any]:
+    def _measure_for_dump(self, calls: int) -> None:
+        """Adds the times of calls and XLA's memory to the example's dump."""
+        folder = self._example.dumps.folder
+        if folder is not None:
+            times = {id(self._example): self._measured(calls)}
+            history = self._variants.history_of(self._example, times[id(self._example)])
+            add_to_dump(folder, history)
+
+    def _made_up(self) -> Calls:
         """Returns the step as a function, and a state and a batch of zeros."""
         if any(device.process_index != jax.process_index() for device in self.devices):
             what = "the devices of other processes would have to run it too"
             raise StrategyError(what, hint="measure a step of one process")
-        self._executable_is_one()
         state, batch = map(zeros, self.example_types())
-        data, tree = jax.tree_util.tree_flatten(batch)
-        shardings = self._example.lowered.batch_shardings
-        data = place_batch(data, shardings, state=LastState())
-        return self.compiled, state, _unflatten(tree, data)
+        if self._held is None and self._example.tables is None and not self._is_cut:
+            data, tree = jax.tree_util.tree_flatten(batch)
+            shardings = self._example.lowered.batch_shardings
+            data = place_batch(data, shardings, state=LastState())
+            return Calls(self.compiled, state, _unflatten(tree, data))
+        # What it holds, its tables and its executables belong to training: another step has its own
+        strategy = replace(self.strategy, on_nonfinite="warn")
+        twin = type(self)(self.captured, strategy, self.devices)  # type: ignore[call-arg]
+        note = "" if self._example.tables is None else "Its keys are zeros: a row of each table."
+        return Calls(twin, state, batch, note)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         mode, count = self.strategy.mode, len(self.devices)
@@ -193,8 +207,12 @@ class StepViews:
             progress.show("compiling it")
             return self.lower().compile()  # jax caches the compilation, for this and for the call
 
+    @property
+    def _is_cut(self) -> bool:
+        return any(op.type == "cut" for op in self.program.root.ops)
+
     def _executable_is_one(self) -> None:
-        if any(op.type == "cut" for op in self.program.root.ops):
+        if self._is_cut:
             what = f"'{self.program.name}' runs as several executables, and xla describes one"
             hint = "step.memory_report() shows what they take; step.lower() lowers all as one"
             raise StrategyError(what, hint=hint)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,26 +19,43 @@ _COPIED = {"cpu": 4 << 20}  # elements of a copy
 _COPIED_ELSE = 64 << 20
 
 
+@dataclass(frozen=True)
+class Calls:
+    """A step with a state and a batch that nothing else uses.
+
+    Attributes:
+        step: of a state and a batch.
+        state: the state that the first call takes.
+        batch: the batch of all calls.
+        note: what the calls do otherwise than those of training.
+    """
+
+    step: Callable[..., Any]
+    state: Any
+    batch: Any
+    note: str = ""
+
+
 def measured(
     devices: Sequence[Any],
-    inputs: Callable[[], tuple[Callable[..., Any], Any, Any]],
+    inputs: Callable[[], Calls],
     calls: int,
 ) -> Measured:
     """Returns the rates of devices and the time of a step.
 
     Args:
         devices: the step's, all of this process.
-        inputs: returns the step as a function, a state and a batch that nothing else uses; or
-            raises why there is none.
+        inputs: returns what to call; or raises why there is nothing.
         calls: how often the step is timed, after a call that compiles it.
     """
     flops_per_s, bytes_per_s = _rates(devices)
     device = f"{len(devices)} x {devices[0].device_kind}"
     try:
-        times = _times(*inputs(), calls)
+        made = inputs()
+        times = _times(made.step, made.state, made.batch, calls)
     except (JaxfleetError, TypeError, ValueError) as error:
         return Measured(flops_per_s, bytes_per_s, device, why_not=str(error))
-    return Measured(flops_per_s, bytes_per_s, device, median(times), calls)
+    return Measured(flops_per_s, bytes_per_s, device, median(times), calls, note=made.note)
 
 
 def _times(step: Callable[..., Any], state: Any, batch: Any, calls: int) -> list[float]:

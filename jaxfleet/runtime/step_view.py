@@ -1,7 +1,7 @@
 """Reports of steps: decisions and facts beside their passes, for `view` and for dumps."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ def add_to_dump(folder: Path, history: History) -> None:
         "budget_bytes": history.budget_bytes,
         "fitted_by": history.fitted_by,
         "passes": [stage.options for stage in history.stages[1:]],
+        "measured": None if history.measured is None else asdict(history.measured),
+        "xla_bytes": history.xla_bytes,
+        "xla_bytes_before": history.xla_bytes_before,
     }
     write_facts(folder, facts)
 

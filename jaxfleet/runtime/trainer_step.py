@@ -54,6 +54,7 @@ from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
 
+_TIMELINE = "jaxfleet timeline draws what its calls took, from JAXFLEET_TRACE_DIR."
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
@@ -143,9 +144,17 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         """Returns about twenty lines on the decisions made, and why."""
         return explain_job(self.captured, self.strategy, self._job)
 
-    def view(self, path: str | Path) -> Path:
-        """Writes a report of this trainer's and all servers' programs, as `Step.view`."""
+    def view(self, path: str | Path, *, measure: int = 0) -> Path:
+        """Writes a report of this trainer's and all servers' programs, as `Step.view`.
+
+        Args:
+            path: a file, replaced if it exists.
+            measure: times no calls, since each would train the servers; the report states that.
+        """
         history, fit = self._history(), self._job.fit
+        asked = f"{measure} calls were to be timed, but a" if measure else "A"
+        why = f"{asked} call of a trainer pushes to the servers that train. {_TIMELINE}"
+        history = replace(history, why_unmeasured=why)
         if self._has_run:
             with contextlib.suppress(StrategyError):  # a step whose memory is not planned
                 history = replace(history, xla_bytes=self._memory().peak().bytes)

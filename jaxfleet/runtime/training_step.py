@@ -115,8 +115,8 @@ class TrainingStep(Protocol[State, Metrics_co]):
         """Describes the decisions made, and why."""
         ...
 
-    def view(self, path: str | Path) -> Path:
-        """Writes a report of the step, one HTML file; returns its path."""
+    def view(self, path: str | Path, *, measure: int = 0) -> Path:
+        """Writes a report of the step, one HTML file; `measure` calls are timed if they can be."""
         ...
 
     def close(self) -> None:

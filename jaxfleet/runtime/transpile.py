@@ -109,6 +109,12 @@ def run_passes(
     return program
 
 
+def calls_to_measure() -> int:
+    """Returns how many calls of a step are timed for its dump; 0 unless the environment asks."""
+    environment = read_environment()
+    return environment.dump_measure if environment.dump_dir is not None else 0
+
+
 def end_if_only_dumping() -> None:
     """Ends the process, by SystemExit, if the environment asks for dumps only."""
     if read_environment().dump_until_compiled:

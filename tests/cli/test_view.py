@@ -1,8 +1,11 @@
 """`jaxfleet view`."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,32 @@ def test_the_report_of_a_script_that_is_named_by_a_relative_path_has_its_lines(
     monkeypatch.chdir(tmp_path)
     assert main(["view", "train.py"]) == 0
     assert 'halved = state[\\"w\\"] * 0.5' in (tmp_path / "train.html").read_text()
+
+
+def _program(page: str) -> Any:
+    (data,) = re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(data)["programs"][0]
+
+
+def test_a_script_is_measured_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(CAPTURED)
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", "--measure", "3", "train.py"]) == 0
+    program = _program((tmp_path / "train.html").read_text())
+    assert program["measured"]["calls"] == 3
+    assert program["measured"]["step_s"] > 0
+    assert program["memory"] == [] or program["memory"][-1]["xla"] >= 0
+    assert main(["view", "train.py"]) == 0
+    program = _program((tmp_path / "train.html").read_text())
+    assert program["measured"] is None
+    assert "--measure 10" in program["unmeasured"]
+
+
+def test_only_a_script_has_steps_to_measure(tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    assert main(["view", "--measure", "3", str(tmp_path)]) != 0
+    with pytest.raises(SystemExit):
+        main(["view", "--measure", "many", str(tmp_path)])
 
 
 TEXT = """program p
@@ -162,3 +191,32 @@ def test_a_dump_and_a_text_are_reported_without_jax(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [("no/x.html", "there is no folder"), (".", "a folder")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_script_runs(
+    where: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", "-o", where, "train.py"]) != 0
+    err = capsys.readouterr().err
+    assert said in err
+    assert "it ran" not in err
+
+
+def test_a_script_that_fails_behind_its_step_is_reported_and_said_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = CAPTURED.replace('"single")(state, batch)', '"single")\nraise ValueError("later")')
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", "train.py"]) != 0
+    assert _program((tmp_path / "train.html").read_text())["name"] == "step"
+    assert "the report has what ran before" in capsys.readouterr().err

@@ -25,6 +25,16 @@ def test_a_dump_is_read_as_it_ran(tmp_path: Path) -> None:
     assert found.stages[0].seconds < 0 <= found.stages[1].seconds
 
 
+def test_a_dump_states_why_its_times_are_not_known(tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    (found,) = read_folders(tmp_path)
+    assert found.measured is None
+    assert "written before its step runs" in found.why_unmeasured
+    write_facts(tmp_path, {"measured": {"of": "another version"}})
+    (found,) = read_folders(tmp_path)
+    assert found.measured is None
+
+
 def test_equal_dumps_are_read_once(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_dump(tmp_path / name)
@@ -120,3 +130,10 @@ def test_calls_beside_a_dump_that_do_not_fit_it_are_left_out(tmp_path: Path) -> 
     (tmp_path / "frames.json").write_text(json.dumps(data))
     (found,) = read_folders(tmp_path)
     assert {op.source.callers for op in found.last.root.ops} == {()}
+
+
+def test_a_file_beside_a_dump_that_is_damaged_is_named(tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    (tmp_path / "step.json").write_text("{")
+    with pytest.raises(TextError, match=r"step\.json cannot be read"):
+        read_folders(tmp_path)

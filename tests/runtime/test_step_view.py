@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxfleet as jf
 from jaxfleet.env import PserverRole
 from jaxfleet.report import read_folders
+from jaxfleet.runtime import step_introspection
 from jaxfleet.runtime.pserver_entry import ServerStep
 from tests.runtime.toys import distributed, rows, start, training
 
@@ -51,15 +54,76 @@ def test_a_measured_step_shows_predicted_and_measured_time(tmp_path: Path) -> No
     jax.tree_util.tree_map(np.testing.assert_array_equal, one, two)
 
 
-def test_a_step_that_cannot_be_measured_says_why(tmp_path: Path) -> None:
+def test_a_step_that_holds_more_than_its_state_is_measured_apart(tmp_path: Path) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.1))
     apart = jf.DistributedStrategy(communication="local_sgd")
-    step = jf.distribute(training(tx), (start(tx), rows(8)), strategy=apart)
+
+    def made() -> jf.Step[Any, Any]:
+        step = jf.distribute(training(tx), (start(tx), rows(8)), strategy=apart)
+        assert isinstance(step, jf.Step)
+        return step
+
+    step, twin = made(), made()
+    state, other = start(tx), start(tx)
+    state, _ = step(state, rows(8))
+    other, _ = twin(other, rows(8))
+    step.view(tmp_path / "step.html", measure=3)
+    (program,) = programs_in(tmp_path / "step.html")
+    assert program["measured"]["step_s"] > 0
+    assert program["measured"]["calls"] == 3
+    one, two = step.pull(step(state, rows(8))[0]), twin.pull(twin(other, rows(8))[0])
+    jax.tree_util.tree_map(np.testing.assert_array_equal, one, two)
+
+
+def test_a_step_of_several_executables_is_measured(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    fitted = jf.DistributedStrategy(mode="single", passes="recompute")
+    step = jf.distribute(training(tx), (start(tx), rows(8)), strategy=fitted)
     assert isinstance(step, jf.Step)
+    assert "cut" in {op.type for op in step.program.root.ops}
+    step.view(tmp_path / "step.html", measure=2)
+    (program,) = programs_in(tmp_path / "step.html")
+    assert program["measured"]["step_s"] > 0
+
+
+def test_a_step_that_looks_up_tables_is_measured_with_tables_of_its_own(tmp_path: Path) -> None:
+    users = jf.embedding_table("users", 3, optimizer=jf.tables.Sgd(0.1))
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        def loss_of(params: Any) -> Any:
+            return jnp.mean(jnp.square(users(params["users"], batch["id"]) - 1.0))
+
+        loss, grads = jax.value_and_grad(loss_of)(state["params"])
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
+
+    params, batch = {"users": users.init()}, {"id": np.arange(1, 9, dtype=np.int32)}
+    example = ({"params": params, "opt": tx.init(params)}, batch)
+    step = jf.distribute(train_step, example, "single")
+    assert isinstance(step, jf.Step)
+    step(*example)
+    before = step.look_up("users", [0, *batch["id"]])
+    step.view(tmp_path / "step.html", measure=2)
+    (program,) = programs_in(tmp_path / "step.html")
+    assert program["measured"]["step_s"] > 0
+    assert "keys are zeros" in program["measured"]["note"]
+    np.testing.assert_array_equal(step.look_up("users", [0, *batch["id"]]), before)
+
+
+def test_a_step_that_cannot_be_measured_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, _ = distributed()
+
+    def refuse(_: Any) -> Any:
+        raise TypeError("no zeros of this type")
+
+    monkeypatch.setattr(step_introspection, "zeros", refuse)
     step.view(tmp_path / "step.html", measure=3)
     (program,) = programs_in(tmp_path / "step.html")
     assert program["measured"]["step_s"] is None
-    assert "holds more than its state" in program["measured"]["why_not"]
+    assert program["measured"]["why_not"] == "no zeros of this type"
 
 
 def test_a_step_that_ran_shows_the_memory_that_xla_counts(tmp_path: Path) -> None:
@@ -80,7 +144,7 @@ def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
 
     def script(step: Any) -> tuple[Any, tuple[Any, ...]]:
         if step.client.me.trainer == 0:
-            step.view(tmp_path / "job.html")
+            step.view(tmp_path / "job.html", measure=4)
         state, metrics = step(start(tx), rows(8))
         if step.client.me.trainer == 0:
             step.view(tmp_path / "ran.html")
@@ -92,6 +156,8 @@ def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
     twin.play(script)
     programs = programs_in(tmp_path / "job.html")
     assert [program["role"] for program in programs] == ["trainer", "server", "server"]
+    assert programs[0]["measured"] is None
+    assert programs[0]["unmeasured"].startswith("4 calls were to be timed, but a call of a trainer")
     assert any("2 servers" in line for line in programs[0]["decisions"])
     updates = [step for journey in programs[0]["journeys"] for step in journey[3]]
     assert {"slice", "send", "update", "receive"} <= {step[0] for step in updates}
@@ -108,11 +174,12 @@ def test_a_server_writes_a_report_of_its_program(tmp_path: Path) -> None:
     step: ServerStep[Any, Any] = ServerStep(
         captured, jf.DistributedStrategy(mode="pserver"), cluster
     )
-    step.view(tmp_path / "server.html")
+    step.view(tmp_path / "server.html", measure=4)
     (program,) = programs_in(tmp_path / "server.html")
     assert program["role"] == "server"
     assert program["endpoint"] == endpoints[1]
     assert program["decisions"] == [step.explain()]
+    assert "a server calls no step" in program["unmeasured"]
 
 
 def test_a_dump_of_a_step_has_its_decisions_and_lines(tmp_path: Path) -> None:
