@@ -125,7 +125,8 @@ class Members:
             shutil.rmtree(own / f"server{index}", ignore_errors=True)
 
     def _server_environment(self, index: int) -> Mapping[str, str]:
-        environment = cluster_environment(self._cluster(endpoint=self._places.endpoints[index]))
+        endpoint, restart = self._places.endpoints[index], self.start_number
+        environment = cluster_environment(self._cluster(endpoint=endpoint, restart=restart))
         compiled = self._folders.compiled
         return environment if compiled is None else compiled_code_environment(environment, compiled)
 

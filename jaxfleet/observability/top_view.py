@@ -56,6 +56,7 @@ class Seen:
             that any server measured. None if none did.
         doing: its last reported activity.
         has_left: whether it has left.
+        starts: how many processes with its number have come, the most that any server counted.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Seen:
     own: float | None
     doing: str
     has_left: bool
+    starts: int = 1
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Board:
             next((one.now.doing[number] for one in self.answers
                   if one.now is not None and number in one.now.doing), ""),
             max(self._of(number, "trainer_left"), default=0.0) > 0,
+            int(max(self._of(number, "trainer_joins_total"), default=1.0)),
         )  # fmt: skip
 
     def _of(self, number: int, name: str) -> list[float]:
@@ -142,11 +145,19 @@ class Board:
     def tables(self) -> Any:
         rich = _rich()
         shown = [self._servers_table(rich), self._trainers_table(rich)]
-        pace = _keeping_pace(self.trainers())
-        return rich.Group(*shown, *([pace] if pace else []))
+        said = _keeping_pace(self.trainers()), self._restarted()
+        return rich.Group(*shown, *(line for line in said if line))
+
+    def _restarted(self) -> str:
+        count = max(
+            (x.now.values.get("job_restarts", 0.0) for x in self.answers if x.now), default=0
+        )
+        again = "once" if count == 1 else f"{count:.0f} times"
+        return f"the whole job was started again {again}" if count else ""
 
     def _servers_table(self, rich: Any) -> Any:
-        heads = "server", "step", "steps/s", "in MB/s", "out MB/s", "busy", "queued MB", "rows"
+        heads = ("server", "step", "steps/s", "in MB/s", "out MB/s", "busy", "queued MB", "rows",
+                 "saves")  # fmt: skip
         table = _table(rich, heads)
         for number, address in enumerate(self.addresses):
             one = self.found.get(address, Looked())
@@ -165,18 +176,19 @@ class Board:
                 f"{one.rate('block_seconds_total'):.0%}",
                 f"{values.get('queued_bytes', 0.0) / _MB:.2f}",
                 f"{rows:,.0f}",
+                f"{values.get('saves_total', 0.0):.0f}",
             )
         return table
 
     def _trainers_table(self, rich: Any) -> Any:
-        heads = "trainer", "step", "behind", "others waited", "last heard", "doing"
+        heads = "trainer", "starts", "step", "behind", "others waited", "last heard", "doing"
         table, seen = _table(rich, heads), self.trainers()
         slowest = _slowest(seen)
         for one in seen:
             name = f"{one.number}{' slowest' if one.number == slowest else ''}"
             heard = "left" if one.has_left else f"{one.silent_s:.1f} s ago"
             words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard
-            table.add_row(name, *words, rich.Text(_printable(one.doing)))
+            table.add_row(name, f"{one.starts}", *words, rich.Text(_printable(one.doing)))
         return table
 
 

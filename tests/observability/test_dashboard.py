@@ -32,6 +32,7 @@ SELECTED = {"$job": ".*", "$instance": ".*", "$metric": ".*"}
 OF_PROMETHEUS = {"job", "instance"}  # labels that a scrape adds
 ON_NO_PANEL = {
     "jaxfleet_trainer_scalar_step": "the time axis stands for it",
+    "jaxfleet_job_restarts": "its panels show a server's start time, which a restart changes too",
     "jaxfleet_table_longest_pause_s": "the worst of a whole run; step.stats() has it",
 }
 

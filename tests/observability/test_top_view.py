@@ -51,6 +51,21 @@ def test_rates_are_what_grew_between_two_looks() -> None:
     assert "0 slowest" not in shown
 
 
+def test_saves_and_starts_are_counted() -> None:
+    found = sample(10.0, 4, 0.0)
+    found.values.update(saves_total=17.0, job_restarts=2.0)
+    found.of_trainers[1]["trainer_joins_total"] = 3.0
+    board = Board([A], look_at=lambda _: found)
+    board.look()
+    assert [one.starts for one in board.trainers()] == [1, 3]
+    shown = text(board)
+    assert "the whole job was started again 2 times" in shown
+    (server,) = (line.split() for line in shown.splitlines() if line.startswith(f"0 {A}"))
+    assert server[-1] == "17"
+    found.values["job_restarts"] = 0.0
+    assert "started again" not in text(board)
+
+
 def test_in_lockstep_who_comes_last_by_a_little_is_not_called_slowest() -> None:
     looks = iter([sample(10.0, 4, 0.0), sample(12.0, 10, 0.1)])  # a step behind, 5 % late
     board = Board([A], look_at=lambda _: next(looks))

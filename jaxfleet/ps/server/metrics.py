@@ -51,6 +51,7 @@ class ServerMetrics:
     Attributes:
         resident_bytes: its resident memory; 0 if unknown.
         started: its start as a Unix time, which another process has another of.
+        job_restarts: how often the launch started the whole job again.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ServerMetrics:
     trainers: tuple[TrainerMetrics, ...] = ()
     resident_bytes: int = 0
     started: float = 0.0
+    job_restarts: int = 0
 
 
 # By the server's own name: the metric's name and description.
@@ -163,6 +165,8 @@ class MetricsExporter:
         text = "The server's start, as a Unix time."
         name = "jaxfleet_server_start_time_seconds"
         yield core.GaugeMetricFamily(name, text, value=figures.started)
+        text = "How often the launch started the whole job again."
+        yield core.GaugeMetricFamily("jaxfleet_job_restarts", text, value=figures.job_restarts)
         text = "Resident memory of the server."
         yield core.GaugeMetricFamily("jaxfleet_resident_bytes", text, value=figures.resident_bytes)
         yield _bytes(core, "received", "came", figures.received_bytes)

@@ -12,7 +12,7 @@ from types import FrameType
 
 import numpy as np
 
-from jaxfleet.env import read_metrics_host, read_metrics_port
+from jaxfleet.env import read_metrics_host, read_metrics_port, read_restart
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import parse
 from jaxfleet.lower import ExecutableCache, compute_in_place
@@ -107,7 +107,7 @@ def serve(
         network = job_network(secret_file)
         listener = opened.enter_context(closing(network.listen(endpoint)))
         core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
-        metrics = opened.enter_context(closing(MetricsExporter()))
+        metrics, restarts = opened.enter_context(closing(MetricsExporter())), read_restart()
         begin(core)
         token_file = _give_metrics(metrics, core, options.server or 0, secret_file)
         if token_file is not None:
@@ -116,7 +116,7 @@ def serve(
             core,
             listener,
             connect=network.connect,
-            publish=metrics.publish,
+            publish=lambda figures: metrics.publish(replace(figures, job_restarts=restarts)),
             spans=spans_of(f"server {options.server or 0}"),
             reserve=reserve,
         )
