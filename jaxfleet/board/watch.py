@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxfleet.board.events import Event, EventDetector
 from jaxfleet.board.history import History, Series
-from jaxfleet.observability import Board
+from jaxfleet.observability import Board, printable
 from jaxfleet.observability.top_view import Looked, Seen
 
 KEPT_S = 3600.0  # of history
@@ -95,7 +95,7 @@ class Watch:
             "series": names,
             "left_out": history.left_out,
             "rows": rows,
-            "events": [[round(one.at_s, 3), one.kind, printable(one.text)] for one in fresh],
+            "events": [[round(one.at_s, 3), one.kind, _shown(one.text)] for one in fresh],
             "more": begin + len(rows) < history.count,
             **self._tables,
         }
@@ -126,7 +126,7 @@ def _figures(board: Board, seen: Iterable[Seen]) -> Iterable[tuple[Series, float
         if resident := _memory(board, trainer.number):
             yield Series.of("memory", label), resident
         for name, (_, value) in scalars.get(trainer.number, {}).items():
-            yield Series.of("scalar", label, printable(name)), value
+            yield Series.of("scalar", label, _shown(name)), value
 
 
 def _sum(one: Looked, metric: str) -> float:
@@ -166,14 +166,14 @@ def _tables(board: Board, seen: list[Seen]) -> dict[str, Any]:
             "late": min(1.0, one.late),
             "silent_s": round(one.silent_s, 1),
             "left": one.has_left,
-            "doing": printable(one.doing),
+            "doing": _shown(one.doing),
             "memory": _memory(board, one.number),
         }
         for one in seen
     ]
     tables = _row_tables(board)
     scalars = [
-        [f"trainer {trainer}", printable(name), step, f"{value:.6g}"]
+        [f"trainer {trainer}", _shown(name), step, f"{value:.6g}"]
         for trainer, values in sorted(_scalars(board).items())
         for name, (step, value) in values.items()
     ]
@@ -192,7 +192,7 @@ def _tables(board: Board, seen: list[Seen]) -> dict[str, Any]:
 def _server_row(board: Board, number: int) -> dict[str, Any]:
     address = board.addresses[number]
     one = board.found[address]
-    row = {"number": number, "address": printable(address), "error": printable(one.error)}
+    row = {"number": number, "address": _shown(address), "error": _shown(one.error)}
     if one.now is None:
         return row
     values = one.now.values
@@ -218,10 +218,8 @@ def _row_tables(board: Board) -> list[list[Any]]:
             total[0] += values.get("table_rows", 0.0)
             total[1] += values.get("table_bytes_held", 0.0)
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))
-    return [[printable(name), *totals] for name, totals in ordered]
+    return [[_shown(name), *totals] for name, totals in ordered]
 
 
-def printable(text: str) -> str:
-    """Returns a text that is short, and that every encoding of the page can hold."""
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-    return text if text.isprintable() else "".join(x if x.isprintable() else "?" for x in text)
+def _shown(text: str) -> str:
+    return printable(text, _LONGEST)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.cluster.group_view import Termination
 from jaxfleet.errors import ClosedError
+from jaxfleet.observability import printable
 from jaxfleet.transport.messages import Kind, Listener, Message, Peer, Plain, Tensor
 
 RUNNING = "running"
@@ -48,7 +49,8 @@ class _Seen:
         word = body.get("word", self.word)
         if isinstance(word, int) and word >= self.word:
             self.word, self.step = word, message.step
-            self.doing, self.runs = str(body.get("doing", "")), str(body.get("runs", ""))
+            self.doing = printable(str(body.get("doing", "")))
+            self.runs = printable(str(body.get("runs", "")))
             self.inside = body.get("inside") is True
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxfleet.errors import JaxfleetError, PeerLostError, ProgramError
+from jaxfleet.observability import printable
 from jaxfleet.transport.consistency import same_leaves_hint
 from jaxfleet.transport.messages import Message, Plain
 
@@ -65,7 +66,7 @@ class GroupView:
             self._silent_s = 0.0
             for each in ranks if isinstance(ranks, list) else ():
                 if isinstance(each, dict):
-                    at = int(str(each["step"])), str(each["doing"])
+                    at = int(str(each["step"])), printable(str(each["doing"]))
                     self._ranks[int(str(each["rank"]))] = at
             if (verdict := Termination.of(message.body.get("verdict"))) is not None:
                 self._end_by(verdict)

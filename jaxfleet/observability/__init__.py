@@ -2,6 +2,7 @@
 
 from jaxfleet.observability.notices import LongWait as LongWait
 from jaxfleet.observability.notices import notify as notify
+from jaxfleet.observability.plain_text import printable as printable
 from jaxfleet.observability.process_memory import resident_bytes as resident_bytes
 from jaxfleet.observability.progress import Progress as Progress
 from jaxfleet.observability.scrape import Sample as Sample

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, TextIO
 from jaxfleet.env import read_shows_progress
 from jaxfleet.notebook import element, shown
 from jaxfleet.observability.notices import is_configured, notify
+from jaxfleet.observability.plain_text import printable
 
 QUIET_S = 2.0
 _EVERY_S = 0.25  # between two looks at what the line should be
@@ -184,7 +185,7 @@ class Terminal:
         if share is not None:
             done = round(_BAR * min(1.0, max(0.0, share)))
             text = f"[{'#' * done}{'-' * (_BAR - done)}] {text}"
-        line = f"jaxfleet: {_printable(text)}"[: self._columns() - 1]
+        line = f"jaxfleet: {printable(text)}"[: self._columns() - 1]
         # Blanks instead of an escape sequence: every terminal has them.
         self._stream.write(f"\r{line}{' ' * (self._length - len(line))}")
         self._stream.flush()
@@ -242,10 +243,6 @@ def find_screen() -> Screen | None:
         if stream.isatty():
             return Terminal(stream)
     return None
-
-
-def _printable(text: str) -> str:
-    return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
 _SHARED = LiveLine(find_screen)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.observability.plain_text import printable
 from jaxfleet.observability.scrape import Sample, scrape
 
 _MB = 1e6
@@ -163,7 +164,7 @@ class Board:
             one = self.found.get(address, Looked())
             name = rich.Text(f"{number} {address}")
             if one.now is None:
-                table.add_row(name, rich.Text(_printable(one.error or "not looked at yet")))
+                table.add_row(name, rich.Text(printable(one.error or "not looked at yet")))
                 continue
             values = one.now.values
             rows = sum(counted.get("table_rows", 0.0) for counted in one.now.tables.values())
@@ -188,7 +189,7 @@ class Board:
             name = f"{one.number}{' slowest' if one.number == slowest else ''}"
             heard = "left" if one.has_left else f"{one.silent_s:.1f} s ago"
             words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard
-            table.add_row(name, f"{one.starts}", *words, rich.Text(_printable(one.doing)))
+            table.add_row(name, f"{one.starts}", *words, rich.Text(printable(one.doing)))
         return table
 
 
@@ -251,11 +252,6 @@ def _table(rich: Any, heads: Iterable[str]) -> Any:
         table.add_column(head, justify="right" if place else "left", no_wrap=True)
     table.columns[-1].justify = "left"
     return table
-
-
-def _printable(text: str) -> str:
-    """Returns a text of another process without what a terminal would obey."""
-    return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
 def _rich() -> Any:

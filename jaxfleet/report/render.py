@@ -9,6 +9,7 @@ import hashlib
 from html import escape
 from importlib.resources import files
 
+from jaxfleet.observability import printable
 from jaxfleet.report.model import Report
 
 _SCRIPTS = (
@@ -38,7 +39,7 @@ def render(report: Report) -> str:
     )
     parts = {
         "POLICY": policy,
-        "TITLE": escape(_printable(report.title)),
+        "TITLE": escape(printable(report.title)),
         "STYLE": style,
         "DATA": report.to_json().translate(_ESCAPES),
         "SCRIPT": script,
@@ -57,7 +58,3 @@ def _part(name: str) -> str:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.ir.naming import unique
+from jaxfleet.observability import printable
 
 MOST_METRICS = 1000  # of one step; the rest is left out
 MOST_NAME = 200  # characters of a name
@@ -102,7 +103,7 @@ class ScalarNames:
         found: dict[str, None] = {}
         for place in self.places:
             path = self.given[place].removeprefix("metrics").removeprefix("/")
-            found[unique(printable(path) or _BARE, found)] = None
+            found[unique(printable(path, MOST_NAME) or _BARE, found)] = None
         return list(found)
 
 
@@ -136,15 +137,6 @@ class Listener(Protocol):
     def note(self, scalars: StepScalars) -> None: ...
 
     def close(self) -> None: ...
-
-
-def printable(text: str, most: int = MOST_NAME) -> str:
-    """Returns a name without control characters and lone surrogates, cut to a length."""
-    if len(text) > most:
-        text = f"{text[: most - 3]}..."
-    if text.isprintable():
-        return text
-    return "".join(x if x.isprintable() else "?" for x in text)
 
 
 def _is_scalar(leaf: Any) -> bool:

@@ -182,6 +182,9 @@ def test_a_heartbeat_carries_a_bounded_report_of_scalars() -> None:
     network.run({"server": hear, "heart": heart.run})
     (body,) = bodies
     assert body["scalar_step"] == 7
-    assert body["scalars"] == {"x" * 100: 1.0}  # the first 32 names, which are one when cut
+    scalars = body["scalars"]
+    assert isinstance(scalars, dict)
+    assert len(scalars) == 32  # all different, though they begin alike
+    assert all(name.startswith("x" * 90) and len(name) < 110 for name in scalars)
     assert isinstance(body["resident"], int)
     assert body["resident"] > 1 << 20

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from jaxfleet.errors import ClosedError
-from jaxfleet.observability import resident_bytes
+from jaxfleet.ir.naming import unique
+from jaxfleet.observability import printable, resident_bytes
 from jaxfleet.transport.messages import Connections, Kind, Message, Network, Plain
 
 _CLOSING_S = 5.0
 MOST_SCALARS, MOST_SCALAR_NAME = 32, 100  # that a trainer reports; characters
+_LONGEST_TEXT = 200  # characters of what a server reports
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Heartbeat:
         step, values = self.scalars()
         scalars: dict[str, Plain] = {}
         for name, value in islice(values.items(), MOST_SCALARS):
-            scalars[name[:MOST_SCALAR_NAME]] = value
+            # Two names may differ after the cut only.
+            scalars[unique(printable(name, MOST_SCALAR_NAME), scalars)] = value
         return {"resident": resident_bytes(), "scalar_step": step, "scalars": scalars}
 
     def _listen(self, connections: Connections) -> None:
@@ -162,9 +165,11 @@ class Heartbeat:
         saved = body.get("saved")
         self._pulses[server] = Pulse(
             last_heard_s=self._clock(),
-            doing=doing if isinstance(doing, str) else "",
+            doing=printable(doing, _LONGEST_TEXT) if isinstance(doing, str) else "",
             incarnation=body.get("incarnation"),
             step=step if isinstance(step, int) else -1,
-            lost=tuple(map(str, lost)) if isinstance(lost, list) else (),
+            lost=tuple(printable(str(one), _LONGEST_TEXT) for one in lost)
+            if isinstance(lost, list)
+            else (),
             saved=saved if isinstance(saved, int) else -1,
         )

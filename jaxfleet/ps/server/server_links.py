@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jaxfleet.observability import printable
 from jaxfleet.ps.server.options import ServerIdentity
 from jaxfleet.ps.server.outbox import Outbox, RequestError, tensors_bytes
 from jaxfleet.ps.server.state import ServerState
@@ -50,7 +51,7 @@ class ServerLinks:
     def heard(self, server: int, message: Message, now: float) -> None:
         """Handles a heartbeat of another server, and resends the partial sums that it lacks."""
         body = message.body
-        old, doing = self.known.get(server), str(body.get("doing"))[:_LONGEST_TEXT]
+        old, doing = self.known.get(server), printable(str(body.get("doing")), _LONGEST_TEXT)
         fresh = PeerState(b"", now, now, doing, incarnation=str(body.get("incarnation")))
         self.known[server] = fresh
         step, saved = (body.get(key) for key in ("step", "saved"))

@@ -6,6 +6,7 @@ from itertools import islice
 
 import numpy as np
 
+from jaxfleet.observability import printable
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.outbox import RequestLog
 from jaxfleet.transport.consistency import describe_difference
@@ -249,7 +250,7 @@ class TrainerRegistry:
     def beat(self, message: Message, now: float) -> None:
         if (known := self.of_session(message)) is not None:
             known.heard = known.said = now
-            known.doing = str(message.body.get("doing", ""))[:_LONGEST]
+            known.doing = printable(str(message.body.get("doing", "")), _LONGEST)
             known.report = TrainerReport.of(message.body)
 
     def is_lost(self, number: int, now: float) -> bool:
