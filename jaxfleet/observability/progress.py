@@ -138,7 +138,8 @@ class LiveLine:
     def end(self, progress: Progress) -> None:
         """Removes work, and its line."""
         with self._news:
-            self._work.remove(progress)
+            if progress in self._work:  # not in a fork, whose parent has begun it
+                self._work.remove(progress)
             self.tick()
             self._news.notify_all()
 
@@ -166,6 +167,11 @@ class LiveLine:
                 with suppress(OSError, ValueError):
                     self._screen.clear()
             yield
+
+    def forget(self) -> None:
+        """Starts anew in a fork: the parent's thread, which may hold the lock, is not there."""
+        self._news = threading.Condition(threading.RLock())
+        self._work, self._screen, self._drawn, self._thread = [], None, None, None
 
     def _run(self) -> None:
         with self._news:
@@ -246,3 +252,4 @@ def find_screen() -> Screen | None:
 
 
 _SHARED = LiveLine(find_screen)
+os.register_at_fork(after_in_child=_SHARED.forget)

@@ -252,3 +252,40 @@ def test_a_terminal_is_left_alone_if_the_environment_says_so() -> None:
     assert on_terminal(script, JAXFLEET_PROGRESS="0") == "end\r\n"
     script = SCRIPT.format(seconds=0.0, then="pass").replace("0.1", "2.0")
     assert on_terminal(script) == "end\r\n"  # work that ends in time
+
+
+FORKING = """
+import os, threading
+from jaxfleet.observability import Progress, progress
+
+held, done = threading.Event(), threading.Event()
+
+def draw():
+    with progress._SHARED.hidden():  # as the thread that draws holds the line
+        held.set()
+        done.wait()
+
+with Progress("outer"):
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        with Progress("inner") as inner:
+            inner.report("in the child")
+    done.set()
+if child == 0:
+    os._exit(7)
+drawing.join()
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) - 7)
+"""
+
+
+def test_a_fork_while_the_line_is_drawn_does_not_wait_for_it() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKING]
+    with subprocess.Popen(command, start_new_session=True) as started:
+        try:
+            assert started.wait(30) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)  # a child that waits, too
