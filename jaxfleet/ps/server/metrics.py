@@ -73,7 +73,6 @@ _GAUGES = {
 }
 _COUNTERS = {
     "block_s": ("block_seconds", "Seconds spent in optimizer blocks."),
-    "rows": ("applied_rows", "Rows of sparse gradients that optimizer blocks applied."),
     "duplicates": ("duplicate_messages", "Messages that came twice and counted once."),
     "errors": ("errors", "Errors that were sent to trainers."),
     "rejected": ("rejected_frames", "Frames that were no messages."),
@@ -162,6 +161,9 @@ class MetricsExporter:
         for key, (name, text) in _COUNTERS.items():
             value = _number(figures.counted, key)
             yield core.CounterMetricFamily(f"jaxfleet_{name}", text, value=value)
+        rows = sum(_number(figures.counted, key) for key in ("rows", "table_rows"))
+        text = "Rows of sparse gradients that optimizer blocks and tables applied."
+        yield core.CounterMetricFamily("jaxfleet_applied_rows", text, value=rows)
         text = "The server's start, as a Unix time."
         name = "jaxfleet_server_start_time_seconds"
         yield core.GaugeMetricFamily(name, text, value=figures.started)

@@ -58,7 +58,7 @@ class ServerTable:
     """One table.
 
     `shrunk` is the token of the last shrink request and the number of rows removed: a repeated
-    request has no effect.
+    request has no effect. `applied` counts the rows of all updates.
     """
 
     spec: TableSpec
@@ -67,6 +67,7 @@ class ServerTable:
     reading: Throughput = field(default_factory=Throughput)
     writing: Throughput = field(default_factory=Throughput)
     shrunk: tuple[str, int] = ("", 0)
+    applied: int = 0
     _rows: TableStore | None = None
     _given: _Given | None = None
 
@@ -108,8 +109,9 @@ class ServerTable:
                 raise ProgramError(f"table '{self.spec.name}' is sent gradients and changes")
             if pushes[0].adds:
                 self.rows.add(keys, sums, step=step, **scores)
-                return
-            self.rows.update(keys, sums, step=step, learning_rate=rate, **scores)
+            else:
+                self.rows.update(keys, sums, step=step, learning_rate=rate, **scores)
+        self.applied += len(keys)
 
     def _corrected(self, push: RowPush, step: int) -> np.ndarray:
         """Returns the gradients of a push, compensated for changes since its sender's look-up."""
@@ -293,6 +295,7 @@ class ServerState:
             "copies_in": counts.copies_in,
             "copies_out": counts.copies_out,
             "rows": counts.rows,
+            "table_rows": sum(table.applied for table in self.tables.values()),
             "block_s": counts.block_s,
             "duplicates": scheduler.duplicates,
             "queued_bytes": scheduler.queued_bytes + scheduler.queued_row_bytes,

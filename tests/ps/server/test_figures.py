@@ -4,12 +4,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxfleet.observability import Sample, scrape
 from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics, TrainerMetrics
 from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import SGD, Bench, hello, sgd_state
+from tests.ps.server.table_programs import USERS, table_program
 
 
 def figures(bench: Bench) -> ServerMetrics:
@@ -32,6 +34,20 @@ def test_a_heartbeat_reports_memory_and_scalars() -> None:
     assert (found.resident_bytes, found.scalar_step) == (5 << 20, 7)
     assert found.scalars.keys() == scalars.keys()
     assert math.isnan(found.scalars["loss"])
+
+
+def test_an_activity_is_kept_without_what_a_terminal_would_obey() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    bench.one(0, Kind.HEARTBEAT, body={"doing": "\x1b[2J" + "x" * 500})
+    assert of_trainer(bench).doing == "?[2J" + "x" * 193 + "..."
+
+
+def test_rows_of_tables_count_as_applied() -> None:
+    served = Bench().started(str(table_program(trainers=1)), {}, 1)
+    keys = np.arange(5)
+    arrays = {"keys": keys, "grads": np.ones((5, USERS.dim), np.float32)}
+    served.send(0, Kind.PUSH_ROWS, 1, {"table": USERS.name}, arrays)
+    assert scraped(figures(served)).values["applied_rows_total"] == 5
 
 
 @pytest.mark.parametrize(
