@@ -4,14 +4,16 @@
 let window_s = 900, isPaused = false, isLost = false;
 const byId = (id) => document.getElementById(id);
 
+const process = () => (model.latest.kind === "rank" ? "rank" : "server");
+
 function status() {
   const { servers = [], every_s } = model.latest, here = servers.filter((one) => one.step !== undefined);
   const last = model.times[model.times.length - 1];
   let text = "no answer yet";
   if (isLost) text = "The board itself does not answer: was it ended? Trying again.";
   else if (isPaused) text = `paused at ${clock(last)}`;
-  else if (servers.length && !here.length) text = "No server answers: the job has ended, or is not there yet.";
-  else if (servers.length) text = `${here.length} of ${servers.length} servers answer, every ${every_s} s; ${clock(last)}`;
+  else if (servers.length && !here.length) text = `No ${process()} answers: the job has ended, or is not there yet.`;
+  else if (servers.length) text = `${here.length} of ${servers.length} ${process()}s answer, every ${every_s} s; ${clock(last)}`;
   byId("status").textContent = text;
   byId("status").className = isLost || here.length < servers.length ? "bad" : "";
 }

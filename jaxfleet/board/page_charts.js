@@ -7,6 +7,7 @@ const COLOURS = 8;
 const GROUPS = [
   ["steps", "Steps per second", number], ["received", "Received by servers", perSecond],
   ["sent", "Sent by servers", perSecond], ["busy", "Servers busy with updates", share],
+  ["step_time", "Time of a step", seconds], ["joint", "Ranks in joint steps", share],
   ["late", "Time others waited for it", share], ["behind", "Steps behind the first", number],
   ["queued", "Gradients queued", bytes], ["rows", "Rows in tables", number],
   ["table_bytes", "Bytes in tables", bytes], ["memory", "Resident memory", bytes],

@@ -44,11 +44,11 @@ function firstOf(window_s) {
 }
 
 const KINDS = { // of events: a mark that needs no colour, and a word
-  died: ["✕", "died"], gone: ["■", "gone"], ended: ["■", "ended"], returned: ["↺", "returned"], joined: ["+", "joined"],
+  died: ["✕", "died"], gone: ["■", "gone"], ended: ["■", "ended"], failed: ["✕", "failed"], returned: ["↺", "returned"], joined: ["+", "joined"],
   left: ["−", "left"], silent: ["?", "silent"], lost: ["✕", "lost"], heard: ["↺", "heard"],
   saved: ["S", "saved"], checkpoint: ["C", "checkpoint"], nonfinite: ["!", "not finite"], finite: ["✓", "finite"],
 };
-const BAD = new Set(["died", "lost", "nonfinite", "silent"]);
+const BAD = new Set(["died", "failed", "lost", "nonfinite", "silent"]);
 
 const number = (value) => {
   if (value === null || value === undefined) return "–";
@@ -64,6 +64,8 @@ const bytes = (value) => {
   while (Math.abs(value) >= 1000 && at < units.length - 1) { value /= 1000; at += 1; }
   return `${value.toFixed(at && value < 100 ? 1 : 0)} ${units[at]}`;
 };
+const seconds = (value) => value === null || value === undefined ? "–"
+  : value < 1 ? `${(1000 * value).toFixed(1)} ms` : `${value.toFixed(2)} s`;
 const perSecond = (value) => value === null || value === undefined ? "–" : `${bytes(value)}/s`;
 const clock = (time_s) => new Date(1000 * time_s).toLocaleTimeString("en-GB");
 

@@ -26,6 +26,7 @@ const more = (name, shown) => {
 };
 
 function fillServers() {
+  if (model.latest.kind === "rank") { fillRanks(); return; }
   const rows = model.latest.servers.map((one) => {
     const name = `${one.number} ${one.address}`;
     if (one.step === undefined) return [name, ["✕ " + (one.error || "not looked at yet"), "bad"]];
@@ -37,7 +38,24 @@ function fillServers() {
   fill("servers", `Servers${more("servers", rows.length)}`, heads, rows);
 }
 
+function fillRanks() {
+  const rows = model.latest.servers.map((one) => {
+    const name = `${one.number} ${one.address}`;
+    if (one.step === undefined) return [name, ["✕ " + (one.error || "not looked at yet"), "bad"]];
+    return [name, "answers", one.step.toLocaleString("en"), number(one.steps), seconds(one.step_time), share(one.joint),
+      bytes(one.memory || null), String(one.saves)];
+  });
+  const heads = [["Rank"], ["State"], ["Step", 1], ["Steps/s", 1], ["Step time", 1], ["In joint steps", 1], ["Memory", 1],
+    ["Saves", 1]];
+  fill("servers", `Ranks${more("servers", rows.length)}`, heads, rows);
+}
+
 function fillTrainers() {
+  if (model.latest.kind === "rank") {
+    const rows = model.latest.trainers.map((one) => [String(one.number), share(one.late), one.doing]);
+    fill("trainers", "Lateness of ranks", [["Rank"], ["Others waited", 1], ["Doing"]], rows);
+    return;
+  }
   const rows = model.latest.trainers.map((one) => [
     String(one.number), one.step.toLocaleString("en"), String(one.behind), share(one.late),
     one.left ? "said bye" : `${one.silent_s.toFixed(1)} s ago`, bytes(one.memory || null), one.doing]);

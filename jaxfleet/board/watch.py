@@ -1,14 +1,14 @@
-"""Watch of a job: looks at its servers, and keeps what the page shows."""
+"""Watch of a job: looks at its servers or ranks, and keeps what the page shows."""
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxfleet.board.events import Event, EventDetector
 from jaxfleet.board.history import History, Series
-from jaxfleet.observability import Board, printable
+from jaxfleet.observability import Board, Sample, printable
 from jaxfleet.observability.top_view import Looked, Seen
 
 KEPT_S = 3600.0  # of history
@@ -102,31 +102,46 @@ class Watch:
         return data, begin + len(rows), self.event_count
 
 
-def _figures(board: Board, seen: Iterable[Seen]) -> Iterable[tuple[Series, float]]:
+def _figures(board: Board, seen: Iterable[Seen]) -> Iterator[tuple[Series, float]]:
     for number, address in enumerate(board.addresses):
-        one, label = board.found[address], f"server {number}"
-        if one.now is None:
-            continue
-        if one.before is not None and one.before is not one.now:
-            for group, metric in _RATES.items():
-                yield Series.of(group, label), one.rate(metric)
-        yield Series.of("queued", label), one.now.values.get("queued_bytes", 0.0)
-        if one.now.tables:
-            yield Series.of("rows", label), _sum(one, "table_rows")
-            yield Series.of("table_bytes", label), _sum(one, "table_bytes_held")
-        if resident := one.now.values.get("resident_bytes"):
-            yield Series.of("memory", label), resident
+        one = board.found[address]
+        if one.now is not None and one.now.rank is None:
+            yield from _of_server(one, one.now, f"server {number}")
+        elif one.now is not None:
+            yield from _of_rank(one, f"rank {one.now.rank}")
     scalars = _scalars(board)
     for trainer in seen:
-        label = f"trainer {trainer.number}"
+        label = f"{board.kind} {trainer.number}"
         if trainer.has_left:
             continue
         yield Series.of("late", label), min(1.0, trainer.late)
-        yield Series.of("behind", label), float(trainer.behind)
+        if board.kind == "trainer":  # ranks take steps together
+            yield Series.of("behind", label), float(trainer.behind)
         if resident := _memory(board, trainer.number):
             yield Series.of("memory", label), resident
         for name, (_, value) in scalars.get(trainer.number, {}).items():
             yield Series.of("scalar", label, _shown(name)), value
+
+
+def _of_server(one: Looked, now: Sample, label: str) -> Iterator[tuple[Series, float]]:
+    if one.before is not None and one.before is not now:
+        for group, metric in _RATES.items():
+            yield Series.of(group, label), one.rate(metric)
+    yield Series.of("queued", label), now.values.get("queued_bytes", 0.0)
+    if now.tables:
+        yield Series.of("rows", label), _sum(one, "table_rows")
+        yield Series.of("table_bytes", label), _sum(one, "table_bytes_held")
+    if resident := now.values.get("resident_bytes"):
+        yield Series.of("memory", label), resident
+
+
+def _of_rank(one: Looked, label: str) -> Iterator[tuple[Series, float]]:
+    if one.before is None or one.before is one.now:
+        return
+    yield Series.of("steps", label), one.rate("rank_step")
+    yield Series.of("joint", label), one.rate("rank_run_seconds_total")
+    if one.step_s is not None:
+        yield Series.of("step_time", label), one.step_s
 
 
 def _sum(one: Looked, metric: str) -> float:
@@ -173,7 +188,7 @@ def _tables(board: Board, seen: list[Seen]) -> dict[str, Any]:
     ]
     tables = _row_tables(board)
     scalars = [
-        [f"trainer {trainer}", _shown(name), step, f"{value:.6g}"]
+        [f"{board.kind} {trainer}", _shown(name), step, f"{value:.6g}"]
         for trainer, values in sorted(_scalars(board).items())
         for name, (step, value) in values.items()
     ]
@@ -184,6 +199,7 @@ def _tables(board: Board, seen: list[Seen]) -> dict[str, Any]:
         "scalars": scalars,
     }
     return {
+        "kind": board.kind,
         **{name: rows[:MOST_LISTED] for name, rows in listed.items()},
         "counts": {name: len(rows) for name, rows in listed.items()},
     }
@@ -196,6 +212,17 @@ def _server_row(board: Board, number: int) -> dict[str, Any]:
     if one.now is None:
         return row
     values = one.now.values
+    if one.now.rank is not None:
+        return {
+            **row,
+            "number": one.now.rank,
+            "step": int(values["rank_step"]),
+            "steps": round(one.rate("rank_step"), 6),
+            "joint": round(one.rate("rank_run_seconds_total"), 6),
+            "step_time": one.step_s,
+            "memory": values.get("resident_bytes", 0.0),
+            "saves": int(values.get("saves_total", 0)),
+        }
     rates = {group: round(one.rate(metric), 6) for group, metric in _RATES.items()}
     return {
         **row,

@@ -129,6 +129,7 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> ProcessGroup:
     joined = ProcessGroup(member, serving, spans_of(f"rank {here.rank}"))
     guard(joined)
     try:
+        joined.metrics.serve(here, secret)
         coordinator = member.meet(connect_s)
         _start_jax(coordinator, here, connect_s)
     except BaseException:
@@ -284,6 +285,7 @@ def _say(text: str) -> None:
 
 
 def _end(joined: ProcessGroup) -> NoReturn:
+    joined.metrics.end(is_failed=True)
     joined.close()
     sys.stdout.flush()
     sys.stderr.flush()

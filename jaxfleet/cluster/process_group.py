@@ -14,6 +14,7 @@ import jax
 from jaxfleet.cluster.coordinator import RUNNING, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient, Doing
 from jaxfleet.cluster.group_view import CHANGED_STATE
+from jaxfleet.cluster.rank_metrics import RankCounts, RankExporter
 from jaxfleet.errors import ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
 from jaxfleet.transport.consistency import first_difference as first_line
@@ -55,6 +56,8 @@ class ProcessGroup:
     Attributes:
         patience_s: how long this process may live on after the loss of a rank before it is ended.
         is_closed: it has left.
+        counts: of its work.
+        metrics: exports them.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class ProcessGroup:
     ) -> None:
         self.member, self._spans = member, spans
         self._serving = serving
+        self.counts = RankCounts()
+        self.metrics = RankExporter(member, self.counts)
         self._worker = XlaThread()
         self.patience_s = member.lost_after_s
         self.is_closed = False
@@ -107,7 +112,7 @@ class ProcessGroup:
             ProgramError: a rank is at another place.
         """
         self.check()
-        with self._spans.span(f"wait for all at {what}", step=self.step):
+        with self._spans.span(f"wait for all at {what}", step=self.step), self.counts.waiting():
             return self.member.together(what, payload, timeout_s)
 
     def barrier(self, what: str, *, timeout_s: float) -> None:
@@ -134,7 +139,8 @@ class ProcessGroup:
         agreed on.
         """
         self.member.now(replace(self.member.doing, runs=runs))
-        result = self.run(RUNNING, compute, timeout_s=timeout_s)
+        with self.counts.running():
+            result = self.run(RUNNING, compute, timeout_s=timeout_s)
         self.member.ran(runs, digest)
         self.member.now(Doing(self.step, "between steps"))
         return result
@@ -185,10 +191,12 @@ class ProcessGroup:
     def leave(self) -> None:
         """Waits until every rank is done, and closes all connections; raises as `gather` does."""
         self.member.bye()
+        self.metrics.end(is_failed=False)
         self.close()
 
     def close(self) -> None:
         self.is_closed = True
+        self.metrics.close()
         self.member.close()
         if self._serving is not None:
             self._serving.close()

@@ -18,8 +18,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "JAXFLEET_JOB": "name of the job, which distinguishes jobs that share a network",
         "JAXFLEET_LAUNCH_ID": "distinguishes launches of one job; `jaxfleet launch` sets it",
         "JAXFLEET_MEETING_DIR": "shared folder in which the processes of a job meet",
-        "JAXFLEET_METRICS_HOST": "address at which servers serve metrics; 127.0.0.1 by default",
-        "JAXFLEET_METRICS_PORT": "port of server 0's metrics; the other servers' follow",
+        "JAXFLEET_METRICS_HOST": "address of metrics of servers and ranks; 127.0.0.1 by default",
+        "JAXFLEET_METRICS_PORT": "port of the metrics of server 0 or rank 0; the others' follow",
         "JAXFLEET_PROGRESS": "`0` turns the progress of long work off",
         "JAXFLEET_RESTART": "how often this process, alone or with its job, was started again; "
         "`jaxfleet launch` sets it",

@@ -172,17 +172,17 @@ def read_shows_progress() -> bool:
     return get(_PROGRESS) != "0"
 
 
-def read_metrics_port(server: int) -> int | None:
-    """Returns the port of a server's metrics, None if it serves none.
+def read_metrics_port(number: int) -> int | None:
+    """Returns the port of the metrics of a server or rank, None if it serves none.
 
     Args:
-        server: its number: `JAXFLEET_METRICS_PORT` is the port of server 0; the others' follow.
+        number: its own: `JAXFLEET_METRICS_PORT` is the port of number 0; the others' follow.
     """
     if not get(_METRICS_PORT):
         return None
-    port = read_number(_METRICS_PORT, least=1, hint="9464 is Prometheus's usual one") + server
+    port = read_number(_METRICS_PORT, least=1, hint="9464 is Prometheus's usual one") + number
     if port > _LAST_PORT:
-        refuse(_METRICS_PORT, f"makes server {server}'s port {port}", "the last is 65535")
+        refuse(_METRICS_PORT, f"makes port {port} that of number {number}", "the last is 65535")
     return port
 
 

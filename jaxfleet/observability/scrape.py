@@ -1,4 +1,4 @@
-"""Client of a server's metrics: a parser for those that `top` shows, and the files of tokens."""
+"""Client of a process's metrics: a parser for those that `top` shows, and the files of tokens."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ _MOST_VALUE = 1e30  # sums and rates of such values are finite
 
 @dataclass(frozen=True)
 class Sample:
-    """A server's metrics at one time.
+    """Metrics of a server, or of a rank of a collective job, at one time.
 
     Attributes:
         at_s: the time, on this process's clock.
@@ -41,9 +41,23 @@ class Sample:
     doing: dict[int, str] = field(default_factory=dict)
     scalars: dict[int, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def rank(self) -> int | None:
+        """The number of a rank, which is the only trainer in its metrics; None of a server."""
+        return next(iter(self.of_trainers), None) if "rank_step" in self.values else None
+
+    @property
+    def kind(self) -> str:
+        """The kind of process: `server` or `rank`."""
+        return "rank" if "rank_step" in self.values else "server"
+
+    def own(self, name: str) -> float | None:
+        """Returns a metric that servers and ranks have, each by their kind: `step`."""
+        return self.values.get(f"{self.kind}_{name}")
+
 
 def scrape(address: str, token: str | None = None) -> Sample:
-    """Returns the metrics of a server.
+    """Returns the metrics of a server or rank.
 
     Args:
         address: `HOST:PORT` of its metrics.
@@ -51,7 +65,7 @@ def scrape(address: str, token: str | None = None) -> Sample:
 
     Raises:
         OSError: it does not answer within two seconds, or requires another token.
-        ConnectError: the process at the address is not a jaxfleet server.
+        ConnectError: the process at the address is not of a jaxfleet job.
         StrategyError: prometheus_client is not installed.
     """
     families = parser()
@@ -60,10 +74,11 @@ def scrape(address: str, token: str | None = None) -> Sample:
         sample = Sample(time.monotonic())
         for name, labels, value in _metrics(families, text):
             _sort_in(sample, name, labels, value)
-        if "server_step" in sample.values:
+        if sample.own("step") is not None:
             return sample
     hint = "JAXFLEET_METRICS_PORT is another port than the one that trainers connect to"
-    raise ConnectError(f"what answers at {address} is not a server of jaxfleet's", hint=hint)
+    what = f"what answers at {address} is not a server or rank of jaxfleet's"
+    raise ConnectError(what, hint=hint)
 
 
 def _fetch(address: str, token: str | None) -> bytes:

@@ -1,4 +1,4 @@
-"""View of `jaxfleet top`: rates between two samples of every server of a job."""
+"""View of `jaxfleet top`: rates between two samples of every server, or rank, of a job."""
 
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +15,13 @@ _MB = 1e6
 _NOTABLE = 0.1  # least share of the time that the others wait for the slowest
 _CLEARLY = 1.1  # times the time that any other takes for a step of its own
 _APART = 2  # more steps behind than messages in flight explain
-
-
 _MOST_AT_A_TIME = 16
+TIMED_OUT = "does not answer in time"
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Two samples of one server, or the error of the last attempt."""
+    """Two samples of one server or rank, or the error of the last attempt."""
 
     before: Sample | None = None
     now: Sample | None = None
@@ -32,6 +31,13 @@ class Looked:
         if isinstance(found, str):
             return Looked(None, None, found)
         return Looked(self.now or found, found)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds that a rank's steps took on average; None of a server, or without a step."""
+        if self.now is None or self.now.rank is None or not self.rate("rank_step"):
+            return None
+        return 1 / self.rate("rank_step")
 
     def rate(self, name: str) -> float:
         """Returns the rate of a counter per second, 0 after one sample."""
@@ -44,7 +50,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Seen:
-    """State of a trainer, combined from all servers that answered.
+    """State of a trainer, combined from all servers that answered; or of a rank.
 
     Attributes:
         number: of the trainer.
@@ -52,7 +58,8 @@ class Seen:
         behind: how many steps it is behind the first trainer.
         silent_s: seconds since its last message.
         late: its delay after the first trainer, in seconds per second; the most that any server
-            measured. Above 1 where trainers do not wait and it is steps behind.
+            measured. Above 1 where trainers do not wait and it is steps behind. Of a rank, how much
+            longer it takes to join in a step than the fastest.
         own: share of its time that it spends on its steps, without waiting for servers; the least
             that any server measured. None if none did.
         doing: its last reported activity.
@@ -73,17 +80,18 @@ class Seen:
 
 @dataclass
 class Board:
-    """Samples servers repeatedly.
+    """Samples servers, or the ranks of a collective job, repeatedly.
 
     Attributes:
         addresses: of their metrics: `HOST:PORT`.
-        look_at: samples one server.
+        look_at: samples one of them.
         found: results by address.
     """
 
     addresses: Sequence[str]
     look_at: Callable[[str], Sample] = scrape
     found: dict[str, Looked] = field(default_factory=dict)
+    _is_of_ranks: bool = False  # of the last that answered
 
     def look(self) -> None:
         """Samples all servers at the same time: one that does not answer delays no other."""
@@ -104,6 +112,14 @@ class Board:
     def answers(self) -> list[Looked]:
         return [one for one in self.found.values() if one.now is not None]
 
+    @property
+    def kind(self) -> str:
+        """What the job's trainers are called: `rank` in a collective job, else `trainer`."""
+        known = [one.now for one in self.answers if one.now is not None]
+        if known:
+            self._is_of_ranks = all(one.rank is not None for one in known)
+        return "rank" if self._is_of_ranks else "trainer"
+
     def trainers(self) -> list[Seen]:
         numbers = sorted({n for one in self.answers if one.now for n in one.now.of_trainers})
         steps = {n: int(max(self._of(n, "trainer_step"), default=0.0)) for n in numbers}
@@ -114,15 +130,24 @@ class Board:
         return Seen(
             number,
             step,
-            first - step,
+            # Ranks take steps together: their samples differ by when they were taken.
+            first - step if self.kind == "trainer" else 0,
             min(self._of(number, "trainer_silent_seconds"), default=0.0),
-            max(self._share(one, number, "late") or 0.0 for one in self.answers),
+            self._late(number),
             min(self._shares(number, "own"), default=None),
             next((one.now.doing[number] for one in self.answers
                   if one.now is not None and number in one.now.doing), ""),
             max(self._of(number, "trainer_left"), default=0.0) > 0,
             int(max(self._of(number, "trainer_joins_total"), default=1.0)),
         )  # fmt: skip
+
+    def _late(self, number: int) -> float:
+        if self.kind != "rank":
+            return max(self._share(one, number, "late") or 0.0 for one in self.answers)
+        shares = {one.now.rank: self._share(one, one.now.rank, "own") for one in self.answers
+                  if one.now is not None and one.now.rank is not None}  # fmt: skip
+        known = {rank: share for rank, share in shares.items() if share is not None}
+        return known[number] - min(known.values()) if number in known else 0.0
 
     def _of(self, number: int, name: str) -> list[float]:
         known = [one.now.of_trainers.get(number, {}) for one in self.answers if one.now is not None]
@@ -146,7 +171,9 @@ class Board:
     def tables(self) -> Any:
         rich = _rich()
         shown = [self._servers_table(rich), self._trainers_table(rich)]
-        said = _keeping_pace(self.trainers()), self._restarted()
+        if self.kind == "rank":
+            shown = [self._ranks_table(rich)]
+        said = _keeping_pace(self.trainers(), self.kind), self._restarted()
         return rich.Group(*shown, *(line for line in said if line))
 
     def _restarted(self) -> str:
@@ -181,6 +208,31 @@ class Board:
             )
         return table
 
+    def _ranks_table(self, rich: Any) -> Any:
+        heads = "rank", "step", "steps/s", "step ms", "others waited", "memory MB", "saves", "doing"
+        table = _table(rich, heads)
+        seen = {one.number: one for one in self.trainers()}
+        slowest = _slowest(seen.values())
+        for number, address in enumerate(self.addresses):
+            one = self.found.get(address, Looked())
+            if one.now is None or one.now.rank is None:
+                name = rich.Text(f"{number} {address}")
+                table.add_row(name, rich.Text(printable(one.error or "not looked at yet")))
+                continue
+            rank, values = seen[one.now.rank], one.now.values
+            mark = " slowest" if rank.number == slowest else ""
+            table.add_row(
+                rich.Text(f"{rank.number}{mark} {address}"),
+                f"{rank.step}",
+                f"{one.rate('rank_step'):.1f}",
+                "" if one.step_s is None else f"{1e3 * one.step_s:.1f}",
+                f"{min(1.0, rank.late):.0%}",
+                f"{values.get('resident_bytes', 0.0) / _MB:.0f}",
+                f"{values.get('saves_total', 0.0):.0f}",
+                rich.Text(printable(rank.doing)),
+            )
+        return table
+
     def _trainers_table(self, rich: Any) -> Any:
         heads = "trainer", "starts", "step", "behind", "others waited", "last heard", "doing"
         table, seen = _table(rich, heads), self.trainers()
@@ -197,7 +249,7 @@ def _reason(error: OSError) -> str:
     """Describes why a server gave no metrics, without the words of the library."""
     inner = getattr(error, "reason", error)
     if isinstance(inner, TimeoutError):
-        return "does not answer in time"
+        return TIMED_OUT
     if isinstance(inner, ConnectionRefusedError):
         return "is not there: nothing listens at its port"
     if isinstance(inner, ConnectionError):
@@ -236,14 +288,14 @@ def _takes_longest(one: Seen, here: Sequence[Seen]) -> bool:
     return one.own >= _CLEARLY * max(known)
 
 
-def _keeping_pace(seen: Sequence[Seen]) -> str:
+def _keeping_pace(seen: Sequence[Seen], kind: str) -> str:
     here = [one for one in seen if not one.has_left]
     if len(here) < 2 or _slowest(here) is not None:
         return ""
     late = max(one.late for one in here)
     if late >= _NOTABLE:
-        return "trainers keep pace: none is behind, or takes longer for a step than the others"
-    return f"trainers keep pace: the others wait for none more than {late:.0%}"
+        return f"{kind}s keep pace: none is behind, or takes longer for a step than the others"
+    return f"{kind}s keep pace: the others wait for none more than {late:.0%}"
 
 
 def _table(rich: Any, heads: Iterable[str]) -> Any:

@@ -66,6 +66,7 @@ class RankStep(Step[State, Metrics]):
         _check(strategy, captured)
         super().__init__(captured, strategy, jax.devices(), dump_dir)
         self._waits = False  # here, and not inside XLA
+        joined.counts.scalars = self._newest_scalars
 
     def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step, together with all ranks.
@@ -139,6 +140,10 @@ class RankStep(Step[State, Metrics]):
             found = super()._readable_leaves(self.pull(state), leaves, places)
         return {at: _on_one_device(leaf) for at, leaf in found.items()}
 
+    def _newest_scalars(self) -> tuple[int, Mapping[str, float]]:
+        found = self._scalars.latest()
+        return found.step, found.values
+
     def _spread(self, batch: Any) -> Any:
         return batch
 
@@ -161,6 +166,7 @@ class RankStep(Step[State, Metrics]):
         if self._joined.rank == 0:
             try:
                 super()._write(path, whole, extra, number)
+                self._joined.counts.saves += 1
             except CheckpointError as found:
                 error = found
         told = self._tell(f"saving to {path}", str(error or ""))[0]

@@ -244,6 +244,10 @@ class MemoryConnections:
         if not self._closed:
             self._queue.append((server, message))
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         self._closed = True
         self._queue.clear()
@@ -262,6 +266,7 @@ class MemoryListener:
         self._queue: deque[tuple[Peer, Message]] = deque()
         self._connections: dict[Peer, tuple[MemoryConnections, int]] = {}
         self._peers: dict[tuple[int, int], Peer] = {}
+        self._ended: set[Peer] = set()  # of which the caller has been told
         self._woken = False
         self._closed = False
 
@@ -284,6 +289,11 @@ class MemoryListener:
 
     def trust(self, _: Peer) -> None:
         """Does nothing: every peer is known."""
+
+    def ended(self) -> Collection[Peer]:
+        found = {peer for peer, (line, _) in self._connections.items() if line.is_closed}
+        fresh, self._ended = found - self._ended, found
+        return fresh
 
     def put(self, connections: MemoryConnections, server: int, message: Message) -> None:
         key = (id(connections), server)  # `_connections` keeps them alive, so the id is stable

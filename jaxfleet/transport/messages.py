@@ -185,6 +185,10 @@ class Listener(Protocol):
         """
         ...
 
+    def ended(self) -> Collection[Peer]:
+        """Returns the peers whose connection has ended since the last call."""
+        ...
+
     def wake(self) -> None:
         """Makes a blocked `receive` return; safe from any thread."""
         ...

@@ -13,7 +13,8 @@ import pytest
 
 from jaxfleet.launch.placement import Ports
 from jaxfleet.observability import Sample, scrape
-from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics, TrainerMetrics
+from jaxfleet.observability.trainer_metrics import TrainerMetrics
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics
 from jaxfleet.transport.messages import Plain
 from tests.faults.cluster import PATIENT_S, Jobs
 

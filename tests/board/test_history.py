@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator
 
+import pytest
+
 from jaxfleet.board import Event, EventDetector, History, Series, Watch
 from jaxfleet.board.watch import LEAST_EVERY_S, MOST_EVENTS, MOST_LISTED
 from jaxfleet.observability import Board, Sample
@@ -56,7 +58,8 @@ def test_a_server_dies_and_returns() -> None:
 
 def test_servers_end_when_all_trainers_left() -> None:
     left = sample(trainer_left=1.0)
-    assert kinds(EventDetector(), {A: sample()}, {A: left}, {A: "gone"}) == ["left", "ended"]
+    looks: list[dict[str, Sample | str]] = [{A: sample()}, {A: left}, {A: "gone"}]
+    assert kinds(EventDetector(), *looks) == ["left", "ended", "ended"]  # the server, and the job
 
 
 def test_trainers_come_go_silent_and_return() -> None:
@@ -90,7 +93,7 @@ def test_saves_checkpoints_and_values_that_are_not_finite() -> None:
     detector = EventDetector()
     assert detector.look(1.0, look(0, 3.0, 0.5)) == []
     assert detector.look(2.0, look(1, 3.0, math.nan)) == [
-        Event(2.0, "saved", "servers 0, 1 wrote parts of a checkpoint"),
+        Event(2.0, "saved", "servers 0, 1 wrote parts of a checkpoint, after step 5"),
         Event(2.0, "nonfinite", "trainer 0: loss is nan at step 7"),
     ]
     found = kinds(detector, look(1, 9.0, math.nan), look(1, 9.0, 0.5))
@@ -117,10 +120,105 @@ def test_a_page_gets_each_sample_and_event_once() -> None:
         events += [one[1] for one in data["events"]]
         rows += len(data["rows"])
     assert rows == row == 4
-    assert events == ["gone", "returned"]
+    assert events == ["died", "died", "returned"]
     assert watch.updates(row, event)[0]["events"] == []
-    (_, _, said), _ = watch.updates(0, 0)[0]["events"]
-    assert said.startswith("no server answers any more, after step 4")
+    (_, _, first), (_, _, said), _ = watch.updates(0, 0)[0]["events"]
+    assert (first, said) == (
+        "server 0 is not there: nothing listens at its port, after step 4",
+        "no server is left, after step 4, and the job had not ended",
+    )
+
+
+def ending(*, failed: bool = False, of_rank: int | None = None) -> Sample:
+    """Returns the metrics of a process that is about to end."""
+    found = sample() if of_rank is None else rank_sample(of_rank)
+    found.values.update(ended=1.0, failed=float(failed))
+    return found
+
+
+def rank_sample(rank: int, step: int = 5, *, at_s: float = 1.0, own_s: float = 0.0) -> Sample:
+    values = {"rank_step": float(step), "rank_start_time_seconds": 100.0, "saves_total": 0.0}
+    values |= {"rank_run_seconds_total": at_s / 2, "ended": 0.0}
+    mine = {"trainer_step": float(step), "trainer_own_seconds_total": own_s, "trainer_left": 0.0}
+    mine["trainer_resident_bytes"] = 5e6
+    return Sample(at_s, values, {rank: mine})
+
+
+def test_the_end_of_a_job_differs_from_the_death_of_all_servers() -> None:
+    at: dict[str, Sample | str] = {A: sample(), B: sample()}
+    down: dict[str, Sample | str] = {A: "is not there", B: "is not there"}
+    ends = [EventDetector() for _ in range(4)]
+    for detector in ends:
+        detector.look(10.0, at)
+    assert ends[0].look(11.0, {A: ending(), B: ending()})[-1].text == (
+        "the job has ended, after step 5"
+    )
+    assert ends[0].look(12.0, down) == []  # it is said already
+    assert ends[1].look(11.0, down)[-1] == Event(
+        11.0, "died", "no server is left, after step 5, and the job had not ended"
+    )
+    assert ends[2].look(11.0, {A: ending(failed=True), B: "is not there"})[-1].kind == "failed"
+    assert ends[3].look(60.0, down)[-1].kind == "gone"  # a look in a minute misses the goodbye
+
+
+def test_a_server_that_is_slow_to_answer_has_not_died() -> None:
+    looks: list[dict[str, Sample | str]] = [
+        {A: sample(), B: sample()},
+        {A: sample(), B: "does not answer in time"},
+        {A: sample(), B: sample()},
+    ]
+    assert kinds(EventDetector(), *looks) == ["silent", "returned"]
+
+
+def test_a_trainer_whose_connection_ends_without_a_bye_has_died() -> None:
+    looks: list[dict[str, Sample | str]] = [
+        {A: sample(trainer_connected=1.0), B: sample(trainer_connected=1.0)},
+        {A: sample(trainer_connected=0.0), B: sample(trainer_connected=1.0)},
+        {A: sample(trainer_connected=0.0), B: sample(trainer_connected=0.0)},
+        {A: sample(trainer_connected=1.0), B: sample(trainer_connected=1.0)},  # it was the network
+        {A: sample(trainer_connected=0.0, trainer_left=1.0), B: sample()},
+    ]
+    assert kinds(EventDetector(), *looks) == ["died", "heard", "left"]
+
+
+def test_ranks_are_shown_by_their_own_metrics() -> None:
+    looks = [rank_sample(0), rank_sample(1)]
+    looks += [rank_sample(rank, 25, at_s=3.0, own_s=0.2 + 0.8 * rank) for rank in (0, 1)]
+    of = {A: iter(looks[::2]), B: iter(looks[1::2])}  # they are asked at the same time
+    watch = Watch(Board([A, B], look_at=lambda address: next(of[address])))
+    watch.look()
+    watch.look()
+    data, *_ = watch.updates(0, 0)
+    assert data["kind"] == "rank"
+    lines = {(group, label): at for at, (group, _, label) in enumerate(data["series"], start=1)}
+    last = data["rows"][-1]
+    shown = {key: last[at] for key, at in lines.items()}
+    wanted = {"steps": 10.0, "step_time": 0.1, "joint": 0.5, "memory": 5e6, "late": 0.4}
+    assert {group: shown[group, "rank 1"] for group in wanted} == pytest.approx(wanted)
+    assert shown["late", "rank 0"] == 0.0
+    assert [(one["number"], one["step"], one["saves"]) for one in data["servers"]] == [
+        (0, 25, 0),
+        (1, 25, 0),
+    ]
+
+
+def test_events_of_ranks_name_them() -> None:
+    saved = rank_sample(0, 9)
+    saved.values["saves_total"] = 1.0
+    looks: list[dict[str, Sample | str]] = [
+        {A: rank_sample(0), B: rank_sample(1)},
+        {A: saved, B: rank_sample(1)},
+        {A: saved, B: "closed the connection"},
+        {A: ending(of_rank=0, failed=True), B: "is not there"},
+    ]
+    detector = EventDetector()
+    texts = [one.text for at, look in enumerate(looks) for one in detector.look(float(at), look)]
+    assert texts == [
+        "rank 0 wrote a checkpoint, at step 9",
+        "rank 1 closed the connection, after step 5",
+        "rank 0 ended with an error, after step 5",
+        "the job has failed: no rank is left, after step 5",
+    ]
 
 
 def test_hostile_names_are_cut_and_bounded() -> None:

@@ -304,6 +304,9 @@ class StoppingListener:
     def trust(self, peer: Peer) -> None:
         self.listener.trust(peer)
 
+    def ended(self) -> Collection[Peer]:
+        return self.listener.ended()
+
     def wake(self) -> None:
         self.listener.wake()
 

@@ -31,6 +31,9 @@ SELECTED = {"$job": ".*", "$instance": ".*", "$metric": ".*"}
 
 OF_PROMETHEUS = {"job", "instance"}  # labels that a scrape adds
 ON_NO_PANEL = {
+    "jaxfleet_ended": "Prometheus scrapes too seldom to see it: it is for top",
+    "jaxfleet_failed": "the same",
+    "jaxfleet_trainer_connected": "an event of top; a panel has those that are lost",
     "jaxfleet_trainer_scalar_step": "the time axis stands for it",
     "jaxfleet_job_restarts": "its panels show a server's start time, which a restart changes too",
     "jaxfleet_table_longest_pause_s": "the worst of a whole run; step.stats() has it",

@@ -95,7 +95,7 @@ def test_top_says_where_no_job_is(capsys: pytest.CaptureFixture[str]) -> None:
             thread.start()
             assert main(["top", str(stranger.getsockname()[1]), "--once"]) == 2
             thread.join()
-        assert "is not a server of jaxfleet's" in capsys.readouterr().err
+        assert "is not a server or rank of jaxfleet's" in capsys.readouterr().err
     assert main(["top", "127.0.0.1:metrics", "--once"]) == 2
     assert "no metrics at 127.0.0.1:metrics" in capsys.readouterr().err
     assert main(["top", address, "--every=-1"]) == 2

@@ -61,7 +61,7 @@ def test_a_redirect_does_not_get_the_token() -> None:
     with answering(page("jaxfleet_server_step 1\n")) as (other, requests):
         to = f"HTTP/1.1 302 Found\r\nLocation: http://{other}/metrics\r\nContent-Length: 0\r\n\r\n"
         redirecting = answering(lambda connection: connection.sendall(to.encode()))
-        what = "is not a server of jaxfleet's"
+        what = "is not a server or rank of jaxfleet's"
         with redirecting as (address, _), pytest.raises(ConnectError, match=what):
             scrape(address, "the token")
         assert requests == []

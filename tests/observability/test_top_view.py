@@ -9,7 +9,8 @@ from rich.console import Console
 
 from jaxfleet.errors import ConnectError
 from jaxfleet.observability import Board, Sample, scrape
-from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics, TrainerMetrics
+from jaxfleet.observability.trainer_metrics import TrainerMetrics
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics
 from jaxfleet.transport.messages import Plain
 
 A, B = "one:1", "two:2"
@@ -128,7 +129,7 @@ def test_metrics_come_back_as_they_were_given(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a proxy that cannot reach the job
     monkeypatch.delenv("no_proxy", raising=False)
     metrics, address = served
-    with pytest.raises(ConnectError, match="is not a server of jaxfleet's"):
+    with pytest.raises(ConnectError, match="is not a server or rank of jaxfleet's"):
         scrape(address)  # there are no metrics yet
     said = 'says "no"\\, and\nmore'
     trainers = (TrainerMetrics(0, 7, 0.1, 0.25, said, has_left=False),)

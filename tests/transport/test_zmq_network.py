@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -285,6 +285,29 @@ def test_what_is_sent_to_a_connection_that_is_gone_is_no_error() -> None:
     listener = ZmqNetwork().listen(ANYWHERE)
     listener.send(b"nobody", Message(Kind.OK, "server 0"))
     listener.close()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])  # with a Unix socket, and by TCP
+def test_the_end_of_a_connection_is_noticed(secret: bytes | None, host: str) -> None:
+    network = ZmqNetwork(secret=secret)
+    listener = network.listen(f"{host}:0")
+    peers = []
+    with closing(listener), lines_to(network, listener.endpoint) as other:
+        for _ in range(3):  # the next connection gets the descriptor of the last
+            with lines_to(network, listener.endpoint) as lines:
+                for each in (lines, other):
+                    each.send(0, Message(Kind.HELLO, "trainer 0"))
+                    found = listener.receive(10.0)
+                    assert found is not None
+                    listener.trust(found[0])
+                    if each is lines:
+                        peers.append(found[0])
+                assert listener.ended() == []
+            ended: list[bytes] = []
+            until(lambda ended=ended: bool(ended.extend(listener.ended()) or ended), 2.0)
+            assert ended == peers[-1:]
+        assert len(set(peers)) == 3
 
 
 def test_what_a_peer_would_drop_is_refused_where_it_is_sent() -> None:

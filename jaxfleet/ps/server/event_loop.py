@@ -75,7 +75,7 @@ class DescriptorReserve:
 
 
 _TICK_S = 0.2
-_PUBLISH_S = 0.5  # interval between published metrics
+_PUBLISH_S = 0.25  # interval between published metrics
 _STILL_S = 1.0  # a longer gap between ticks means the process was suspended
 _SHORT_S = 0.01  # shorter tasks run between messages: a second thread would cost more
 _AT_A_TIME_S = 0.05  # of short tasks before messages are handled
@@ -94,7 +94,7 @@ class Server:
         connect: connects to the other servers, for partial sums.
         clock: the core's clock.
         threaded: run long tasks in a thread, so that messages are answered meanwhile.
-        publish: receives metrics twice a second.
+        publish: receives metrics four times a second.
         spans: records activities.
         reserve: descriptors for checkpoints.
     """
@@ -160,6 +160,7 @@ class Server:
                 self._core.forgive(now - self._ticked)
             self._ticked = now
             self._core.rejected = self._listener.rejected
+            self._core.disconnected(self._listener.ended())
             self._send(self._core.tick(now))
             self._drain()
             self._tell(now)

@@ -129,6 +129,8 @@ def serve(
                 f"from its checkpoint in {folder}"
             )
         code = server.serve()
+        metrics.publish(core.figures(time.monotonic()))
+        metrics.wait_for_scrape()
     if core.failure is not None:
         raise core.failure
     return code

@@ -14,12 +14,13 @@ import numpy as np
 
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability import resident_bytes
+from jaxfleet.observability.trainer_metrics import TrainerMetrics
 from jaxfleet.ops import Array
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.liveness import LivenessMonitor
-from jaxfleet.ps.server.metrics import ServerMetrics, TrainerMetrics
+from jaxfleet.ps.server.metrics import ServerMetrics
 from jaxfleet.ps.server.options import SaveFolders, ServerIdentity, ServerOptions
 from jaxfleet.ps.server.outbox import (
     DeviceTask,
@@ -61,7 +62,7 @@ class ServerCore:
     ) -> None:
         options = options or ServerOptions()
         self.failure: Exception | None = None
-        self.stopped = False
+        self.stopped = self._is_ended = False
         self.rejected = 0  # malformed frames, as counted by the listener
         self.outbox = Outbox()
         self.trainers = TrainerRegistry(options)
@@ -181,6 +182,11 @@ class ServerCore:
             return self.trainers.of_session(message) is not None
         return self.trainers.id_of(peer) is not None
 
+    def disconnected(self, peers: Iterable[Peer]) -> None:
+        """Records the ends of connections, for the metrics: who does not return times out."""
+        for peer in peers:
+            self.trainers.disconnected(peer)
+
     def tick(self, now: float) -> Replies:
         """Handles the passage of time: lost peers and timeouts."""
         self._liveness.look_at_waits(now)
@@ -207,6 +213,8 @@ class ServerCore:
             ),
             resident_bytes(),
             self._started,
+            is_ended=self._is_ended,
+            is_failed=self._is_ended and self.failure is not None,
         )
 
     def _trainer_figures(self, number: int, known: PeerState, now: float) -> TrainerMetrics:
@@ -224,6 +232,7 @@ class ServerCore:
             report.resident,
             report.scalar_step,
             report.scalars,
+            is_connected=known.is_connected,
         )
 
     def forgive(self, seconds: float) -> None:
@@ -286,6 +295,7 @@ class ServerCore:
 
     def end(self) -> None:
         """Ends: a restart then begins another run, if all trainers have left."""
+        self._is_ended = True
         if self.failure is None:
             self._sessions.end()
 

@@ -64,6 +64,7 @@ class PeerState:
         said: time of its last heartbeat.
         doing: its last reported activity.
         session: distinguishes processes with the same number.
+        is_connected: the connection of its hello has not ended.
         step: the greatest step of its messages.
         pushed: the last step of its pushes.
         late_s: cumulative delay of its steps behind the first trainer.
@@ -79,6 +80,7 @@ class PeerState:
     said: float
     doing: str = "hello"
     session: Plain = None
+    is_connected: bool = True
     left: bool = False
     step: int = 0
     pushed: int = 0
@@ -236,6 +238,12 @@ class TrainerRegistry:
                 known.own_s += now - known.answered
             least = min(known.step for known in self.present())
             self._came = {step: at for step, at in self._came.items() if step >= least}
+
+    def disconnected(self, peer: Peer) -> None:
+        """Records that a connection has ended: its process has, or connects again."""
+        known = self.by_id.get(self._ids.get(peer, -1))
+        if known is not None and known.peer == peer:
+            known.is_connected = False
 
     def rewind(self) -> None:
         """Resets the pushed steps: all trainers continue from another state."""

@@ -177,6 +177,7 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _LOG_AGAIN_S = 60.0
 _SHOWN_ADDRESSES = 3  # addresses
 _MOST_TRUSTED = 1024  # at a time
+_MOST_ENDED = 4096  # at a time; beyond, ends of the oldest are not noticed
 _LOOK_MS = 50  # polling interval while there are unauthenticated connections
 
 
@@ -190,6 +191,9 @@ class Authenticator:
 
     Args:
         router: the listener's socket, not bound yet.
+
+    Attributes:
+        ended: descriptors of connections that have ended, until they are taken.
     """
 
     def __init__(
@@ -201,6 +205,7 @@ class Authenticator:
     ) -> None:
         self._doorway = AdmissionControl(limits, keys is not None)
         self._trusted = deque[int](maxlen=_MOST_TRUSTED)
+        self.ended = deque[int](maxlen=_MOST_ENDED)
         self._where, self._refused, self._log_at = "", 0, 0.0
         self._wanted = [b"NULL"]
         if keys is not None:
@@ -237,11 +242,12 @@ class Authenticator:
         try:
             while True:
                 ready = dict(poller.poll(_LOOK_MS if len(self._doorway) else None))
-                if self._asked in ready:
-                    self._answer()
-                if self._events in ready:
+                # Events first: a descriptor's new connection is let in after the end of its last.
+                while self._events.poll(0):
                     event = recv_monitor_message(self._events)
                     self._note(event["event"], event["value"])
+                if self._asked in ready:
+                    self._answer()
                 while self._trusted:
                     self._doorway.left(self._trusted.popleft())
                 self._doorway.look()
@@ -264,6 +270,7 @@ class Authenticator:
             self._log_refused()
         else:
             self._doorway.left(descriptor)
+            self.ended.append(descriptor)
 
     def _log_refused(self) -> None:
         """Logs, at a limited rate, that a peer's handshake failed."""

@@ -4,7 +4,7 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 import zmq
 
@@ -38,6 +38,7 @@ from jaxfleet.transport.zmq.sockets import (
 )
 
 _MOST_NEAR = 256
+_MOST_ENDED = 4096  # peers; a caller that does not ask for them loses the oldest
 
 
 class ZmqListener:
@@ -62,15 +63,16 @@ class ZmqListener:
         share_memory: bool,
     ) -> None:
         self._share_memory = share_memory
+        self._is_open_to_all = keys is None
         self._limits = limits
         self._timing = timing
         self._rejected = 0
         self._joiners: dict[Peer, tuple[Reassembler, float]] = {}  # with the time of the last chunk
         self._borrower = Borrower(limits)
         self._lender = Lender()
-        # Without a secret: records the descriptor of the last message's connection.
-        self._came_on: Callable[[zmq.Frame], object] | None = self._note if keys is None else None
-        self._descriptor = -1
+        self._descriptor = -1  # of the last message's connection
+        self._peers: dict[int, Peer] = {}  # by descriptor
+        self._ended = deque[Peer](maxlen=_MOST_ENDED)
         self._near = deque[Peer](maxlen=_MOST_NEAR)  # peers that lent memory themselves
         self._end = SocketGroup(f"the listener at {host} is")
         self._router = make_socket(self._end.context, zmq.ROUTER, timing)
@@ -141,7 +143,7 @@ class ZmqListener:
         try:
             # The first part is the peer's identity, assigned by the ROUTER.
             name, *parts = receive_parts(
-                self._router, most=self._limits.max_parts + 1, first=self._came_on
+                self._router, most=self._limits.max_parts + 1, first=self._note
             )
         except TooManyPartsError as error:
             self._reject(error.first, error)
@@ -161,10 +163,26 @@ class ZmqListener:
         return None
 
     def _note(self, frame: zmq.Frame) -> None:
-        self._descriptor = int(frame.get(zmq.SRCFD))
+        """Records the connection of a message, whose first part names its peer."""
+        self._descriptor, peer = int(frame.get(zmq.SRCFD)), frame.bytes
+        if self._peers.get(self._descriptor) != peer:
+            self._note_ends()  # the descriptor's last connection is among them
+            self._peers[self._descriptor] = peer
+
+    def _note_ends(self) -> None:
+        while self._door.ended:
+            peer = self._peers.pop(self._door.ended.popleft(), None)
+            if peer is not None:
+                self._ended.append(peer)
+
+    def ended(self) -> Collection[Peer]:
+        self._note_ends()
+        found = [*self._ended]
+        self._ended.clear()
+        return found
 
     def trust(self, _: Peer) -> None:
-        if self._came_on is not None:
+        if self._is_open_to_all:
             self._door.trust(self._descriptor)
 
     def _joined(self, peer: Peer, parts: Sequence[Frame]) -> Sequence[Frame] | None:

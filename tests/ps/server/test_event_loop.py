@@ -42,6 +42,9 @@ class QueueListener:
     def trust(self, peer: Peer) -> None:
         pass
 
+    def ended(self) -> tuple[Peer, ...]:
+        return ()
+
     def wake(self) -> None:
         self.inbox.put(None)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxfleet.observability import Sample, scrape
-from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics, TrainerMetrics
+from jaxfleet.observability.trainer_metrics import TrainerMetrics
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics
 from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import SGD, Bench, hello, sgd_state
 from tests.ps.server.table_programs import USERS, table_program
@@ -40,6 +41,21 @@ def test_an_activity_is_kept_without_what_a_terminal_would_obey() -> None:
     bench = Bench().started(SGD, sgd_state())
     bench.one(0, Kind.HEARTBEAT, body={"doing": "\x1b[2J" + "x" * 500})
     assert of_trainer(bench).doing == "?[2J" + "x" * 193 + "..."
+
+
+def test_a_trainer_is_connected_until_the_connection_of_its_hello_ends() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    assert of_trainer(bench).is_connected
+    bench.core.disconnected([b"another"])
+    assert of_trainer(bench).is_connected
+    bench.core.disconnected([b"0"])
+    assert not of_trainer(bench).is_connected
+    assert scraped(figures(bench)).of_trainers[0]["trainer_connected"] == 0
+    bench.one(0, Kind.HEARTBEAT, body={"doing": "step 3"})  # which was under way
+    assert not of_trainer(bench).is_connected
+    bench.now += 3600.0
+    bench.one(0, Kind.HELLO, body=hello(0, session="b"))
+    assert of_trainer(bench).is_connected
 
 
 def test_rows_of_tables_count_as_applied() -> None:

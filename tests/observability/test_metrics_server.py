@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from jaxfleet.errors import ConnectError
-from jaxfleet.ps.server.metrics import MetricsServer
+from jaxfleet.observability.metrics_server import MetricsServer
 from jaxfleet.transport.secret import derive_keys, metrics_token
 from tests.transport.test_zmq_authentication import descriptors
 from tests.transport.test_zmq_network import SECRET, until
