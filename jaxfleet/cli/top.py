@@ -11,7 +11,6 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.observability import Board, Sample, read_token, scrape
 
 _LONGEST_S = 3600.0
-_ENDED = "no server answers any more: the job has ended"
 _HERE = frozenset({"127.0.0.1", "localhost"})
 _BETWEEN_S = 0.5  # polls while the job has not begun
 _PORT = 9480  # of the board
@@ -23,12 +22,18 @@ def add_parser(commands: Any, about: str) -> None:
     parser = commands.add_parser(
         "top",
         help=about,
-        description="Asks the servers of a job for their metrics, again and again: steps and bytes "
+        description="Asks the servers or ranks of a job for their metrics, again and again: steps and bytes "
         "a second, how far trainers are apart, and who comes last. Start the job with "
-        "JAXFLEET_METRICS_PORT=P: server 0 then answers at port P, server 1 at P + 1.",
+        "JAXFLEET_METRICS_PORT=P: server 0, or rank 0 of a collective job, then answers at port P, "
+        "server 1 at P + 1.",
     )
     add = parser.add_argument
-    add("servers", nargs="+", metavar="[HOST:]PORT", help="where servers give their metrics")
+    add(
+        "servers",
+        nargs="+",
+        metavar="[HOST:]PORT",
+        help="where servers or ranks give their metrics",
+    )
     add("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
     wait = "the most seconds until a server answers (30, or 0 with --once)"
     add("--wait", type=float, metavar="S", help=wait)
@@ -160,25 +165,44 @@ def _once(board: Board, every_s: float) -> int:
 
 
 def _live(board: Board, every_s: float) -> int:
-    found = board.tables()
+    found, ends = board.tables(), _Ends(board)
     if not sys.stdout.isatty():
-        return _lines(board, every_s)
+        return _lines(board, ends, every_s)
     from rich.live import Live  # noqa: PLC0415  # as above
 
     with Live(found, screen=False, auto_refresh=False) as live:
         try:
             while board.answers:
                 time.sleep(every_s)
-                board.look()
+                ends.look()
                 if board.answers:  # otherwise the last samples stay on screen
                     live.update(board.tables(), refresh=True)
         except KeyboardInterrupt:
             return 0
-    log(_ENDED)
+    log(ends.text)
     return 0
 
 
-def _lines(board: Board, every_s: float) -> int:
+class _Ends:
+    """Looks at the job, and finds whether it ended or died."""
+
+    def __init__(self, board: Board) -> None:
+        from jaxfleet.board import EventDetector  # noqa: PLC0415  # as the board's other parts
+
+        self._board, self._detector, self.text = board, EventDetector(), ""
+        self._detect()
+
+    def look(self) -> None:
+        self._board.look()
+        self._detect()
+
+    def _detect(self) -> None:
+        found = {at: one.now or one.error for at, one in self._board.found.items()}
+        for event in self._detector.look(time.time(), found):
+            self.text = event.text
+
+
+def _lines(board: Board, ends: _Ends, every_s: float) -> int:
     """Prints the board after each look, one after the other: the output is a file or a pipe."""
     from rich.console import Console  # noqa: PLC0415  # as above
 
@@ -189,8 +213,8 @@ def _lines(board: Board, every_s: float) -> int:
             console.print(board.tables())
             sys.stdout.flush()
             time.sleep(every_s)
-            board.look()
+            ends.look()
     except KeyboardInterrupt:
         return 0
-    log(_ENDED)
+    log(ends.text)
     return 0

@@ -170,9 +170,10 @@ class Board:
 
     def tables(self) -> Any:
         rich = _rich()
-        shown = [self._servers_table(rich), self._trainers_table(rich)]
         if self.kind == "rank":
             shown = [self._ranks_table(rich)]
+        else:
+            shown = [self._servers_table(rich), self._trainers_table(rich)]
         said = _keeping_pace(self.trainers(), self.kind), self._restarted()
         return rich.Group(*shown, *(line for line in said if line))
 
