@@ -8,7 +8,7 @@ const model = { run: "", series: [], columns: [], times: [], events: [], latest:
 function take(run, update) {
   const isNew = run !== model.run;
   if (isNew) Object.assign(model, { run, series: [], columns: [], times: [], events: [] });
-  for (const series of update.series.slice(model.series.length)) {
+  for (const series of update.series) { // those that are new
     model.series.push(series);
     model.columns.push(new Array(model.times.length).fill(null));
   }

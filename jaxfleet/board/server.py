@@ -11,14 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from jaxfleet.board.connections import bounded, timed
 from jaxfleet.board.guard import App, Guard
-from jaxfleet.board.watch import Watch
+from jaxfleet.board.watch import Has, Watch
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.observability.notices import alert
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _PAGE = ("page.html", "page.css", "page.js", "page_charts.js", "page_model.js", "page_tables.js")
 _MOST_STREAMS = 16
+_LONGEST_ID = 60  # characters
 _AGAIN_MS = 1000  # until a browser connects again
 _GOODBYE_S = 1  # for open streams when the board ends
 
@@ -57,7 +59,8 @@ def serve_board(
         port = listener.getsockname()[1]
         guarded = Guard(make_app(watch, every_s=every_s), host=host, port=port, token=token)
         config = libraries.uvicorn.Config(
-            guarded,
+            timed(guarded),
+            http=bounded(libraries.H11Protocol),
             log_level="critical",
             timeout_graceful_shutdown=_GOODBYE_S,
             server_header=False,
@@ -94,19 +97,20 @@ def make_app(watch: Watch, *, every_s: float) -> App:
         return libraries.StreamingResponse(updates(last), media_type="text/event-stream")
 
     async def updates(last: str) -> AsyncIterator[bytes]:
-        row, event = _place(last, watch)
+        has = _place(last, watch)
         me = object()
         streams.add(me)
         try:
             yield b"retry: %d\n\n" % _AGAIN_MS
             while True:
-                data, row, event = watch.updates(row, event)
+                data, has = watch.updates(has)
                 text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-                yield f"id: {_run(watch)}-{row}-{event}\ndata: {text}\n\n".encode()
+                place = f"{has.rows}-{has.events}-{has.series}"
+                yield f"id: {_run(watch)}-{place}\ndata: {text}\n\n".encode()
                 if data["more"]:
                     continue
                 async with looked:
-                    while watch.history.count <= row:
+                    while watch.history.count <= has.rows:
                         await looked.wait()
         finally:
             streams.discard(me)
@@ -141,13 +145,15 @@ def _run(watch: Watch) -> str:
     return f"{id(watch):x}"
 
 
-def _place(last: str, watch: Watch) -> tuple[int, int]:
-    """Returns the numbers of samples and events that a page has, from its last event's id."""
-    run, _, rest = last.partition("-")
-    row, _, event = rest.partition("-")
-    if run != _run(watch) or not (row.isdecimal() and event.isdecimal()) or len(rest) > 30:
-        return 0, 0
-    return min(int(row), watch.history.count), min(int(event), watch.event_count)
+def _place(last: str, watch: Watch) -> Has:
+    """Returns what a page has, from its last event's id."""
+    run, *numbers = last[:_LONGEST_ID].split("-")
+    are_numbers = len(numbers) == 3 and all(one.isdecimal() for one in numbers)
+    if run != _run(watch) or not are_numbers:
+        return Has()
+    rows, events, series = map(int, numbers)
+    known = len(watch.history.series)
+    return Has(min(rows, watch.history.count), min(events, watch.event_count), min(series, known))
 
 
 def _parts(uplot: Path) -> dict[str, tuple[bytes, str]]:
@@ -172,6 +178,7 @@ def _libraries() -> SimpleNamespace:
     try:
         import uvicorn  # noqa: PLC0415  # an extra
         from starlette import applications, responses, routing  # noqa: PLC0415
+        from uvicorn.protocols.http import h11_impl  # noqa: PLC0415
     except ImportError as error:
         raise _missing() from error
     # Its Python part, which is not needed, would import IPython.
@@ -180,6 +187,7 @@ def _libraries() -> SimpleNamespace:
         raise _missing()
     return SimpleNamespace(
         uvicorn=uvicorn,
+        H11Protocol=h11_impl.H11Protocol,
         Starlette=applications.Starlette,
         Route=routing.Route,
         Response=responses.Response,

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxfleet.board.events import Event, EventDetector
@@ -24,6 +25,15 @@ _RATES = {
     "sent": "sent_bytes_total",
     "busy": "block_seconds_total",
 }
+
+
+@dataclass(frozen=True)
+class Has:
+    """What a page has: the numbers of samples, events and series, of all so far."""
+
+    rows: int = 0
+    events: int = 0
+    series: int = 0
 
 
 class Watch:
@@ -69,26 +79,22 @@ class Watch:
             self.event_count += len(events)
             self._tables = tables
 
-    def updates(self, row: int, event: int) -> tuple[dict[str, Any], int, int]:
-        """Returns what is new since some samples and events, in parts of bounded size.
-
-        Args:
-            row: number of samples that the page has.
-            event: number of events that it has.
+    def updates(self, has: Has) -> tuple[dict[str, Any], Has]:
+        """Returns what is new since a page's last update, in parts of bounded size.
 
         Returns:
-            Plain data for JSON, and the new numbers.
+            Plain data for JSON, and what the page has then.
         """
         with self._lock:
-            return self._updates(row, event)
+            return self._updates(has)
 
-    def _updates(self, row: int, event: int) -> tuple[dict[str, Any], int, int]:
+    def _updates(self, has: Has) -> tuple[dict[str, Any], Has]:
         history = self.history
-        begin = max(row, history.first)
+        begin = max(has.rows, history.first)
         rows = list(history.rows(begin, _ROWS_AT_A_TIME))
         kept_from = self.event_count - len(self.events)
-        fresh = list(self.events)[max(event - kept_from, 0) :]
-        names = [[one.group, one.chart, one.label] for one in history.series]
+        fresh = list(self.events)[max(has.events - kept_from, 0) :]
+        names = [[one.group, one.chart, one.label] for one in history.series[has.series :]]
         data = {
             "every_s": self._every_s,
             "kept_s": KEPT_S,
@@ -99,7 +105,7 @@ class Watch:
             "more": begin + len(rows) < history.count,
             **self._tables,
         }
-        return data, begin + len(rows), self.event_count
+        return data, Has(begin + len(rows), self.event_count, len(history.series))
 
 
 def _figures(board: Board, seen: Iterable[Seen]) -> Iterator[tuple[Series, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxfleet.board import Event, EventDetector, History, Series, Watch
-from jaxfleet.board.watch import LEAST_EVERY_S, MOST_EVENTS, MOST_LISTED
+from jaxfleet.board.watch import LEAST_EVERY_S, MOST_EVENTS, MOST_LISTED, Has
 from jaxfleet.observability import Board, Sample
 
 A, B = "one:1", "two:2"
@@ -112,17 +112,18 @@ def test_a_page_gets_each_sample_and_event_once() -> None:
         return found
 
     watch = Watch(Board([A], look_at=look_at), now=lambda: 5.0)
-    row = event = 0
-    events, rows = [], 0
+    has, events, rows, names = Has(), [], 0, []
     for _ in range(4):
         watch.look()
-        data, row, event = watch.updates(row, event)
+        data, has = watch.updates(has)
         events += [one[1] for one in data["events"]]
         rows += len(data["rows"])
-    assert rows == row == 4
+        names += data["series"]
+    assert rows == has.rows == 4
+    assert len({tuple(name) for name in names}) == len(names) == has.series  # each name once
     assert events == ["died", "died", "returned"]
-    assert watch.updates(row, event)[0]["events"] == []
-    (_, _, first), (_, _, said), _ = watch.updates(0, 0)[0]["events"]
+    assert watch.updates(has)[0]["events"] == []
+    (_, _, first), (_, _, said), _ = watch.updates(Has())[0]["events"]
     assert (first, said) == (
         "server 0 is not there: nothing listens at its port, after step 4",
         "no server is left, after step 4, and the job had not ended",
@@ -188,7 +189,7 @@ def test_ranks_are_shown_by_their_own_metrics() -> None:
     watch = Watch(Board([A, B], look_at=lambda address: next(of[address])))
     watch.look()
     watch.look()
-    data, *_ = watch.updates(0, 0)
+    data, _ = watch.updates(Has())
     assert data["kind"] == "rank"
     lines = {(group, label): at for at, (group, _, label) in enumerate(data["series"], start=1)}
     last = data["rows"][-1]
@@ -228,7 +229,7 @@ def test_hostile_names_are_cut_and_bounded() -> None:
     found.doing[0] = "two\nlines"
     watch = Watch(Board([A], look_at=lambda _: found))
     watch.look()
-    data, *_ = watch.updates(0, 0)
+    data, _ = watch.updates(Has())
     assert len(data["tables"]) == MOST_LISTED
     assert data["counts"]["tables"] == 10_001
     assert data["tables"][0][0] == "x" * 197 + "..."

@@ -1,14 +1,25 @@
 """The board's page is for this machine, or for whoever has the token."""
 
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+
 import pytest
 
 from jaxfleet.board import Watch, check_host, page_token
-from jaxfleet.board.guard import Guard
+from jaxfleet.board.connections import bounded, timed
+from jaxfleet.board.guard import Guard, Send
 from jaxfleet.board.server import _place, make_app, serve_board
+from jaxfleet.board.watch import Has
 from jaxfleet.cli import main
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.observability import Board
 from tests.board.test_history import A, sample
+from tests.transport.test_zmq_network import until
 
 pytest.importorskip("starlette", reason="needs the extra `board`")
 pytest.importorskip("uvicorn", reason="needs the extra `board`")
@@ -25,8 +36,6 @@ def ask(
     path: str, *, token: str | None = None, method: str = "GET", query: str = "", **fields: str
 ) -> Response:
     """Asks the board, without a network."""
-    import asyncio  # noqa: PLC0415
-
     guard = Guard(make_app(watch(), every_s=1.0), host="127.0.0.1", port=80, token=token)
     headers = [(b"host", b"127.0.0.1:80")] if "host" not in fields else []
     headers += [(name.encode(), value.encode()) for name, value in fields.items()]
@@ -101,7 +110,92 @@ def test_a_malformed_cookie_of_another_port_does_not_hide_the_token() -> None:
 
 def test_an_id_of_other_digits_begins_anew() -> None:
     found = watch()
-    assert _place(f"{id(found):x}-\u00b2-1", found) == (0, 0)
+    assert _place(f"{id(found):x}-\u00b2-1-1", found) == Has()
+    assert _place(f"{id(found):x}-{'9' * 10_000}-1-1", found) == Has()
+    found.look()
+    assert _place(f"{id(found):x}-1-0-2", found) == Has(1, 0, 2)
+    assert _place(f"{id(found):x}-9-9-9999", found) == Has(1, 0, len(found.history.series))
+
+
+@contextmanager
+def served() -> Iterator[int]:
+    """Serves the board in a process; yields its port."""
+    script = "from tests.board.test_server import *; serve_one()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def serve_one() -> None:
+    def tell(address: str) -> None:
+        print(address.strip("/").rpartition(":")[2], flush=True)  # noqa: T201
+
+    serve_board(watch(), host="127.0.0.1", port=0, on_listening=tell)
+
+
+def asked(stack: ExitStack, port: int, path: str = "/") -> tuple[socket.socket, int]:
+    """Asks for a path; returns the open connection and the status."""
+    line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+    line.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    return line, int(line.recv(12).split()[1])
+
+
+def test_idle_connections_and_streams_keep_nobody_out() -> None:
+    with served() as port, ExitStack() as stack:
+        idle = []
+        for number in range(300):
+            line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            if number % 3 == 0:
+                line.sendall(b"GET / HTTP/1.1\r\nHost: 127.")  # and never the rest
+            idle.append(line)
+        assert asked(stack, port)[1] == 200
+        with suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""  # the oldest was cut
+        idle[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle[-1].recv(1)  # the newest was not
+        streams = [asked(stack, port, "/stream") for _ in range(20)]
+        assert [status for _, status in streams] == [200] * 16 + [503] * 4
+        assert asked(stack, port)[1] == 200
+        streams[0][0].close()
+        until(lambda: asked(stack, port, "/stream")[1] == 200)  # another page takes its place
+
+
+def test_a_connection_that_asks_nothing_is_closed_after_a_while() -> None:
+    async def connects() -> bytes:
+        loop = asyncio.get_running_loop()
+        uvicorn = pytest.importorskip("uvicorn")
+        from uvicorn.protocols.http.h11_impl import H11Protocol  # noqa: PLC0415  # an extra
+
+        config = uvicorn.Config(Guard(make_app(watch(), every_s=1.0), host="h", port=1))
+        config.load()
+        state = uvicorn.server.ServerState()
+        kind = bounded(H11Protocol, request_s=0.1)
+        make = partial(kind, config=config, server_state=state, app_state={})
+        server = await loop.create_server(make, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        found = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        server.close()
+        return found
+
+    assert asyncio.run(connects()) == b""
+
+
+def test_a_client_that_takes_nothing_is_left() -> None:
+    async def app(_: object, __: object, send: Send) -> None:
+        await send({"type": "http.response.body"})
+
+    async def never(_: object) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(timed(app, send_s=0.05)({"type": "http"}, never, never))  # type: ignore[arg-type]
 
 
 def test_only_reading_is_allowed() -> None:
@@ -119,8 +213,6 @@ def test_a_page_for_other_machines_needs_a_token() -> None:
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    import socket  # noqa: PLC0415
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConnectError, match=f"cannot be served at 127.0.0.1:{port}"):
