@@ -107,10 +107,10 @@ class EventDetector:
         samples = [one for one in found.values() if isinstance(one, Sample)]
         is_sure, self._at_s = at_s - self._at_s <= _SURE_S, at_s
         events = [
-            *self._of_processes(found, is_sure=is_sure),
             *self._of_saves(found),
             *self._of_trainers(found),
             *self._of_scalars(samples),
+            *self._of_processes(found, is_sure=is_sure),  # the end of the job is its last event
         ]
         self._processes |= dict(self._looked(found))
         is_first, self._is_first = self._is_first, self._is_first and not samples
@@ -137,9 +137,9 @@ class EventDetector:
                 yield "returned", f"{now.name} answers again, after {now.step}"
         if not any(known.lives for known in self._processes.values()):
             return
-        now = self._processes | dict(self._looked(found))
-        if not any(one.lives for one in now.values()):
-            yield _end_of_job([*now.values()], is_sure=is_sure)
+        after = self._processes | dict(self._looked(found))
+        if not any(one.lives for one in after.values()):
+            yield _end_of_job([*after.values()], is_sure=is_sure)
 
     def _looked(self, found: Mapping[str, Sample | str]) -> Iterator[tuple[str, _Process]]:
         """Yields what is known of each process after a look."""

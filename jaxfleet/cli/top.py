@@ -22,18 +22,14 @@ def add_parser(commands: Any, about: str) -> None:
     parser = commands.add_parser(
         "top",
         help=about,
-        description="Asks the servers or ranks of a job for their metrics, again and again: steps and bytes "
-        "a second, how far trainers are apart, and who comes last. Start the job with "
+        description="Asks the servers or ranks of a job for their metrics, again and again: steps "
+        "and bytes a second, how far trainers are apart, and who comes last. Start the job with "
         "JAXFLEET_METRICS_PORT=P: server 0, or rank 0 of a collective job, then answers at port P, "
         "server 1 at P + 1.",
     )
     add = parser.add_argument
-    add(
-        "servers",
-        nargs="+",
-        metavar="[HOST:]PORT",
-        help="where servers or ranks give their metrics",
-    )
+    where = "where servers or ranks give their metrics"
+    add("servers", nargs="+", metavar="[HOST:]PORT", help=where)
     add("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
     wait = "the most seconds until a server answers (30, or 0 with --once)"
     add("--wait", type=float, metavar="S", help=wait)

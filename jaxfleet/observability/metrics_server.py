@@ -166,6 +166,8 @@ class MetricsServer:
                     self._note_scrape(began)
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # the client left, was slow, or sent no HTTP
+        except asyncio.CancelledError:
+            pass  # the process ends; asyncio would log it as an error of this connection
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()  # otherwise unread data would be buffered indefinitely

@@ -34,7 +34,7 @@ def main() -> None:
         if jf.rank() == jf.size() - 1:
             time.sleep(args.pause)
         if number == args.steps - 10:
-            step.save(args.save, state, number=number)
+            step.save(args.save, state)
             print(f"saved at {time.time()}", flush=True)  # noqa: T201
     print(f"trained {number} steps to {float(metrics['loss'])!r}", flush=True)  # noqa: T201
 

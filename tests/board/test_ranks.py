@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.board import EventDetector
+from jaxfleet.board import Event, EventDetector
 from jaxfleet.cluster.coordinator_client import Doing
 from jaxfleet.cluster.rank_metrics import RankCounts, RankExporter
 from jaxfleet.errors import ConnectError
 from jaxfleet.launch.placement import Ports
-from jaxfleet.observability import Board, read_token, scrape
+from jaxfleet.observability import Board, Sample, read_token, scrape
 from tests.board import rank_training
 from tests.faults.cluster import SETTINGS, WAIT_S, wait_until
 
@@ -121,7 +121,8 @@ def test_a_collective_job_is_watched_from_its_first_step_to_its_end(tmp_path: Pa
     port = two_ports()
     addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     board = Board(addresses, lambda at: scrape(at, read_token(int(at.rpartition(":")[2]))))
-    detector, events, late, steps = EventDetector(), [], [0.0, 0.0], 0
+    detector, late, steps = EventDetector(), [0.0, 0.0], 0
+    events: list[Event] = []
     losses: list[float] = []
     with launched(tmp_path, port, "--steps=80") as job:
         until = time.monotonic() + WAIT_S
@@ -135,7 +136,8 @@ def test_a_collective_job_is_watched_from_its_first_step_to_its_end(tmp_path: Pa
                     late[number], steps = max(late[number], one.late), max(steps, one.step)
                 for number, sample in enumerate(looks.values()):
                     assert isinstance(sample, Sample)
-                    losses += [sample.scalars[number]["loss"]] if number in sample.scalars else []
+                    if number in sample.scalars:
+                        losses.append(sample.scalars[number]["loss"])
             time.sleep(0.5)
         assert job.wait(WAIT_S) == 0, (tmp_path / "launch.log").read_text()
     text = (tmp_path / "launch.log").read_text()

@@ -305,7 +305,10 @@ def test_the_end_of_a_connection_is_noticed(secret: bytes | None, host: str) -> 
                         peers.append(found[0])
                 assert listener.ended() == []
             ended: list[bytes] = []
-            until(lambda ended=ended: bool(ended.extend(listener.ended()) or ended), 2.0)
+            deadline = time.monotonic() + 2.0
+            while not ended and time.monotonic() < deadline:
+                ended += listener.ended()
+                time.sleep(0.01)
             assert ended == peers[-1:]
         assert len(set(peers)) == 3
 

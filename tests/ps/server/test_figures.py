@@ -61,7 +61,7 @@ def test_a_trainer_is_connected_until_the_connection_of_its_hello_ends() -> None
 def test_rows_of_tables_count_as_applied() -> None:
     served = Bench().started(str(table_program(trainers=1)), {}, 1)
     keys = np.arange(5)
-    arrays = {"keys": keys, "grads": np.ones((5, USERS.dim), np.float32)}
+    arrays: dict[str, np.ndarray] = {"keys": keys, "grads": np.ones((5, USERS.dim), np.float32)}
     served.send(0, Kind.PUSH_ROWS, 1, {"table": USERS.name}, arrays)
     assert scraped(figures(served)).values["applied_rows_total"] == 5
 
