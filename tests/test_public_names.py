@@ -264,8 +264,8 @@ PUBLIC = {
     "jaxfleet.transport": "",
     "jaxfleet.transport.zmq": "",
     "jaxfleet.observability": """
-        Board FileSpans LongWait NO_SPANS Progress Sample Spans merge notify read_token
-        resident_bytes scrape spans_of write_token
+        Board FileSpans LongWait NO_SPANS Progress Sample Spans merge notify printable
+        read_token resident_bytes scrape spans_of write_token
     """,
 }
 
