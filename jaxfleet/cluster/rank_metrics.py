@@ -76,6 +76,7 @@ class RankExporter(Exporter):
         self._member, self._counts = member, counts
         self._started = time.time()
         self._is_ended = self._is_failed = False
+        self._restarts = 0
         self._token_file: Path | None = None
 
     def serve(self, here: Rank, secret: bytes | None) -> None:
@@ -87,6 +88,7 @@ class RankExporter(Exporter):
             ConnectError: the port is taken.
             StrategyError: prometheus_client is not installed.
         """
+        self._restarts = here.restart
         port = read_metrics_port(here.rank)
         if port is None:
             return
@@ -116,6 +118,8 @@ class RankExporter(Exporter):
         yield counter("jaxfleet_rank_run_seconds", text, value=counts.run_s)
         text = "Checkpoints that the rank wrote."
         yield counter("jaxfleet_saves", text, value=counts.saves)
+        text = "How often the launch started the whole job again."
+        yield gauge("jaxfleet_job_restarts", text, value=self._restarts)
         memory = resident_bytes()
         yield gauge("jaxfleet_resident_bytes", "Resident memory of the rank.", value=memory)
         yield from ending_families(core, is_ended=self._is_ended, is_failed=self._is_failed)

@@ -21,7 +21,7 @@ from jaxfleet.observability.notices import notify
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.event_loop import DescriptorReserve, raise_descriptor_limit
-from jaxfleet.ps.server.metrics import MetricsExporter
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics
 from jaxfleet.ps.server.program_loader import read_plan
 from jaxfleet.transport.buffers import keep_freed_memory
 from jaxfleet.transport.messages import Network
@@ -108,6 +108,10 @@ def serve(
         listener = opened.enter_context(closing(network.listen(endpoint)))
         core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
         metrics, restarts = opened.enter_context(closing(MetricsExporter())), read_restart()
+
+        def publish(figures: ServerMetrics) -> None:
+            metrics.publish(replace(figures, job_restarts=restarts))
+
         begin(core)
         token_file = _give_metrics(metrics, core, options.server or 0, secret_file)
         if token_file is not None:
@@ -116,7 +120,7 @@ def serve(
             core,
             listener,
             connect=network.connect,
-            publish=lambda figures: metrics.publish(replace(figures, job_restarts=restarts)),
+            publish=publish,
             spans=spans_of(f"server {options.server or 0}"),
             reserve=reserve,
         )
@@ -129,7 +133,7 @@ def serve(
                 f"from its checkpoint in {folder}"
             )
         code = server.serve()
-        metrics.publish(core.figures(time.monotonic()))
+        publish(core.figures(time.monotonic()))
         metrics.wait_for_scrape()
     if core.failure is not None:
         raise core.failure
