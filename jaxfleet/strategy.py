@@ -24,6 +24,7 @@ _WHOLE = (
 _NUMBERS = (
     "max_imbalance",
     "lost_after_s",
+    "trainer_return_s",
     "step_timeout_s",
     "connect_s",
     "delay_compensation",
@@ -63,6 +64,10 @@ class DistributedStrategy:
         lost_after_s: a peer without a heartbeat for this many seconds is lost.
         step_timeout_s: deadline in seconds of a living peer for a step.
         connect_s: trainers: deadline in seconds for the first answer of all servers.
+        on_trainer_lost: what a job does if a trainer is lost: `fail` ends it with an error; `wait`
+            lets a new process take its place, from the step that the old one was computing
+            (docs/parameter-servers.md). Only with communication `sync`.
+        trainer_return_s: `wait`: how long the others wait for a lost trainer, in seconds.
         replay_bytes: trainers: bytes of pushes to keep, for all servers together, to replay to a
             restarted server; beyond that servers write checkpoints. They also write them before
             replay takes long, so far less is kept in steady state.
@@ -135,6 +140,8 @@ class DistributedStrategy:
     lost_after_s: float = 10.0
     step_timeout_s: float = 600.0
     connect_s: float = 120.0
+    on_trainer_lost: Literal["fail", "wait"] = "fail"
+    trainer_return_s: float = 60.0
     replay_bytes: int = 1 << 28
     communication: Literal["sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd"] = (
         "sync"
@@ -167,10 +174,11 @@ class DistributedStrategy:
         _check_choice("amp", self.amp, ("", "bfloat16", "float16"))
         _check_choice("on_nonfinite", self.on_nonfinite, ("warn", "raise", "skip"))
         _check_choice("average", self.average, ("trainers", "rows"))
+        _check_trainer_lost(self)
         _check_numbers(self)
         positive = (
-            "min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s", "k_steps",
-            "merge", "rings", "loss_scale", "loss_scale_steps",
+            "min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s",
+            "trainer_return_s", "k_steps", "merge", "rings", "loss_scale", "loss_scale_steps",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -196,6 +204,11 @@ class DistributedStrategy:
         }
         shown = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
         return f"{type(self).__name__}({shown})"
+
+    @property
+    def returns_s(self) -> float | None:
+        """How long a job waits for a lost trainer; None if its loss is an error at once."""
+        return self.trainer_return_s if self.on_trainer_lost == "wait" else None
 
     @property
     def bound(self) -> int:
@@ -262,6 +275,17 @@ def _check_budget(budget: float | None) -> None:
     if not budget > 0 or (isinstance(budget, float | np.floating) and budget > 1):
         what = f"strategy: memory_budget is {budget!r}"
         raise StrategyError(what, hint="an int is bytes, from 1 on; a float a fraction up to 1.0")
+
+
+def _check_trainer_lost(strategy: DistributedStrategy) -> None:
+    how: str = strategy.on_trainer_lost
+    if how == "continue":
+        what = "strategy: on_trainer_lost='continue' is not built: no job goes on without a trainer"
+        raise StrategyError(what, hint="on_trainer_lost='wait' lets a lost trainer come back")
+    _check_choice("on_trainer_lost", how, ("fail", "wait"))
+    if how == "wait" and strategy.communication != "sync":
+        what = f"strategy: on_trainer_lost='wait' with communication {strategy.communication!r}"
+        raise StrategyError(what, hint="trainers come back in communication 'sync' only")
 
 
 def _check_communication(strategy: DistributedStrategy) -> None:

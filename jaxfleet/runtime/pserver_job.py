@@ -221,12 +221,18 @@ def example_of(captured: Captured, strategy: DistributedStrategy, trainers: int)
 
 
 def membership(
-    job: JobPrograms, *, name: str, trainer: int, trainers: int, endpoints: Sequence[str]
+    job: JobPrograms,
+    *,
+    name: str,
+    trainer: int,
+    trainers: int,
+    endpoints: Sequence[str],
+    life: int = 0,
 ) -> TrainerIdentity:
-    """Returns the identity of a trainer."""
+    """Returns the identity of a trainer; `life` counts its restarts."""
     programs = [(print_program(server), constants_of(server)) for server in job.servers]
     return TrainerIdentity(
-        name, trainer, trainers, tuple(endpoints), job.digest, programs, text=job.text
+        name, trainer, trainers, tuple(endpoints), job.digest, programs, text=job.text, life=life
     )
 
 
@@ -248,6 +254,7 @@ def timeouts_of(strategy: DistributedStrategy, *, server_return_s: float = 0.0) 
         step_timeout_s=strategy.step_timeout_s,
         connect_s=strategy.connect_s,
         server_return_s=server_return_s,
+        trainer_return_s=strategy.returns_s,
     )
 
 

@@ -38,6 +38,8 @@ class Kind(enum.Enum):
     BARRIER = "barrier"
     PENDING = "pending"
     PARTS = "parts"
+    KEEP = "keep"
+    RECALL = "recall"
     SAVE = "save"
     LOAD = "load"
     SHRINK = "shrink"

@@ -91,6 +91,7 @@ RUNS: dict[str, list[tuple[Callable[[Noting], None], dict[str, Any]]]] = {
     "pserver": [
         (over_servers, {}),
         (over_servers, {"communication": "fl"}),
+        (over_servers, {"on_trainer_lost": "wait"}),
         (over_servers, {"communication": "dc_asgd"}),
     ],
 }

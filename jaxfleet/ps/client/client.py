@@ -5,8 +5,10 @@ arrays to their sinks on arrival, and detects servers that fail, leave or restar
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
@@ -25,6 +27,28 @@ from jaxfleet.ps.client.server_session import (
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Connections, Kind, Message
+
+
+@dataclass(frozen=True)
+class FormerProcess:
+    """What servers have of a lost process whose place this one takes.
+
+    It had all results before the greatest step of its messages, so every server has applied the
+    step before; and no server can have applied the step after, without its gradients.
+
+    Attributes:
+        seen: the greatest step of its messages.
+        base: the step of the state that the job began with.
+    """
+
+    seen: int
+    base: int
+
+    @property
+    def done(self) -> int:
+        """The step after which this process goes on; 0 if it begins like any other."""
+        return 0 if self.seen < self.base else max(self.seen - 1, self.base, 0)
+
 
 _POLL_S = 0.25  # how often a wait checks heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have reached a previous process on the server's port
@@ -60,6 +84,9 @@ class Client(RequestSender):
         self.spans = spans
         self.received_bytes = 0
         self.rewinds = 0
+        self.former: FormerProcess | None = None
+        self._met: Counter[str] = Counter()  # at step `_met_at`
+        self._met_at = -1
         self._clock, self._heartbeat = clock, heartbeat
         self._hello_at = 0.0  # when to repeat it
         self._check_s = _CHECK_S
@@ -76,6 +103,27 @@ class Client(RequestSender):
         self.rewinds += 1
         for known in self.servers:
             known.rewind(step)
+
+    def resume(self, step: int) -> None:
+        """Goes on after a step of a former process."""
+        self.step = step
+        for known in self.servers:
+            known.resume(step)
+
+    def unique(self, what: str) -> str:
+        """Returns a name for an operation of all trainers, which may repeat it at this step.
+
+        It depends only on what a trainer did at this step, so one that returns finds the same.
+        """
+        if self._met_at != self.step:
+            self._met_at = self.step
+            self._met.clear()
+        self._met[what] += 1
+        return what if self._met[what] == 1 else f"{what}, {self._met[what]}"
+
+    def may_repeat(self) -> bool:
+        """Whether a former process may have done what this one does at this step."""
+        return self.former is not None and self.step <= self.former.seen
 
     def has_pushed(self, step: int) -> bool:
         return any(known.pushed >= step for known in self.servers)
@@ -97,13 +145,43 @@ class Client(RequestSender):
             assert hello.answer is not None
             self.servers[server].welcome(hello.answer)
         steps = [server.step for server in self.servers]
-        if len({max(step, 0) for step in steps}) > 1:
+        self.former = self._find_former(steps)
+        if self.former is None and len({max(step, 0) for step in steps}) > 1:
             what = f"the servers go on from steps {', '.join(map(str, steps))}, which differ"
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
             raise ProgramError(what, hint=hint)
         if self.me.trainer == 0 and self.me.programs:
             self.wait([self.define(server) for server in servers])
         return min(steps)
+
+    def _find_former(self, steps: Sequence[int]) -> FormerProcess | None:
+        """Returns the process whose place this one takes, if the job waits for lost trainers.
+
+        Raises:
+            PeerLostError: a server was restarted, and lacks pushes that only that process had.
+        """
+        if self.timeouts.trainer_return_s is None:
+            return None
+        seen = [known.seen for known in self.servers if known.seen is not None]
+        restored = [at for at, known in enumerate(self.servers) if known.is_restored]
+        former = None
+        if seen:
+            former = FormerProcess(max(seen), max(known.base for known in self.servers))
+        lacking = [at for at in restored if self.servers[at].seen is None]
+        if former is None:
+            lacking = lacking if self.me.life else []
+        else:
+            lacking = [at for at in lacking if steps[at] != former.done]
+        if lacking:
+            at = lacking[0]
+            what = (
+                f"{self.me.name} cannot return: {self.me.server_name(at)} was started again too, "
+                f"from its checkpoint of step {steps[at]}, and lacks this trainer's later gradients"
+            )
+            self.wait([self.request(at, Kind.ERROR, body={"what": what}) for at in lacking])
+            hint = "start the job again from its last checkpoint (step.restore)"
+            raise PeerLostError(what, hint=hint)
+        return former
 
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
@@ -317,4 +395,5 @@ class Client(RequestSender):
 
     def _longest_s(self) -> float:
         # Longer than the servers' own timeout, whose error names the missing peer.
-        return self.timeouts.step_timeout_s * 1.1 + 5 + self.timeouts.server_return_s
+        returns_s = self.timeouts.server_return_s + (self.timeouts.trainer_return_s or 0.0)
+        return self.timeouts.step_timeout_s * 1.1 + 5 + returns_s

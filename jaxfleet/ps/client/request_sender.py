@@ -139,10 +139,19 @@ class RequestSender:
         for known in self.servers:
             known.exchange_s += seconds
 
+    def keep(self, tensors: Iterable[Tensor]) -> PendingRequest:
+        """Sends leaves of the trainers' own state after this step, to server 0.
+
+        A checkpoint of this step may be earlier, so they are replayed like pushes of the next one.
+        """
+        found = self.request(0, Kind.KEEP, tensors=tensors)
+        self.servers[0].replay.add(found.message, self.step + 1)
+        return found
+
     def hello(self, server: int, *, is_first: bool = False) -> PendingRequest:
         """Sends a hello; the first one includes the text of the job's programs."""
         tensors = self.me.packed_text() if is_first else ()
-        body = self.me.hello(self.timeouts)
+        body = self.me.hello(self.timeouts, self.step)
         return self.request(server, Kind.HELLO, body=body, tensors=tensors)
 
     def define(self, server: int) -> PendingRequest:

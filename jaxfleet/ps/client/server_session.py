@@ -80,8 +80,9 @@ class ReplayLog:
     _steps: dict[int, list[Message]] = field(default_factory=dict)
     _together: list[Message] = field(default_factory=list)
 
-    def add(self, message: Message) -> None:
-        self._steps.setdefault(message.step, []).append(message)
+    def add(self, message: Message, step: int | None = None) -> None:
+        """Keeps a message until its step, or the given one, is applied or saved."""
+        self._steps.setdefault(message.step if step is None else step, []).append(message)
         self.bytes += _size(message)
 
     def add_together(self, message: Message, step: int) -> None:
@@ -164,6 +165,9 @@ class ServerSession:
         repeated: numbers of requests that may be answered again: those resent, also on behalf of
             other trainers, and those whose error was raised.
         damage: the checkpoints it could not read, as reported by its welcome, and why.
+        is_restored: it was restarted from a recovery checkpoint while other trainers trained.
+        seen: the greatest step of former processes of this trainer; None if it knows of none.
+        base: the step of the state that the job began with.
         oldest: number of the oldest pending request, 0 if there is none.
         damaged: consecutive frames that it could not read.
         check_at_s: when to check that it has received the pending requests.
@@ -187,6 +191,9 @@ class ServerSession:
     repeated: set[int] = field(default_factory=set)
     clock: int = -1
     damage: str = ""
+    is_restored: bool = False
+    seen: int | None = None
+    base: int = -1
     oldest: int = 0
     damaged: int = 0
     check_at_s: float = 0.0
@@ -204,6 +211,10 @@ class ServerSession:
         self.step = step if isinstance(step, int) else -1
         self.has_state = self.has_state or self.step >= 0
         self.damage = str(body.get("damage") or "")
+        seen, base = body.get("seen"), body.get("base")
+        self.seen = seen if isinstance(seen, int) else None
+        self.base = base if isinstance(base, int) else -1
+        self.is_restored = body.get("restored") is True
 
     def has_answered(self, request: PendingRequest) -> None:
         del self.waiting[request.message.number]
@@ -241,6 +252,10 @@ class ServerSession:
         self.pushed = min(self.pushed, step)
         for table, (before, last) in self.sequence.items():
             self.sequence[table] = min(before, step), min(last, step)
+
+    def resume(self, step: int) -> None:
+        """Goes on after a step, up to which a former process of this trainer sent its pushes."""
+        self.replay.forgotten = self.pushed = step
 
     def lost_work(self) -> str | None:
         """Describes the permanently lost work of this trainer, if any."""

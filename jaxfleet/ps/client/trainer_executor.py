@@ -219,7 +219,11 @@ class _StartupRun(HostRun):
 
     def _give(self, op: Operator) -> None:
         """Sends each server its tensors, and waits until all have received them."""
-        body, client = {"replace": self.replace}, self.host.client
+        client = self.host.client
+        body: dict[str, Plain] = {"replace": self.replace}
+        if self.replace:
+            names = ",".join(sorted(x.name for tensors in self.given.values() for x in tensors))
+            body["round"] = client.unique(f"assign {names}").removeprefix(f"assign {names}")
         client.wait([
             client.request(server, Kind.ASSIGN, body=body, tensors=self.given.get(server, ()))
             for server in self._servers(op, "endpoints")

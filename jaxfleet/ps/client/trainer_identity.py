@@ -23,6 +23,7 @@ class TrainerIdentity:
             load their own programs.
         text: text of the trainers' program, to show where another differs.
         session: distinguishes this process from a replacement.
+        life: how often a process with this number was started again before this one.
     """
 
     job: str
@@ -33,6 +34,7 @@ class TrainerIdentity:
     programs: Sequence[tuple[str, Mapping[str, np.ndarray]]] = field(repr=False)
     text: str = field(default="", repr=False)
     session: str = field(default_factory=lambda: secrets.token_hex(8))
+    life: int = 0
 
     @property
     def name(self) -> str:
@@ -46,7 +48,8 @@ class TrainerIdentity:
         packed = pack_text(self.text) if self.text else None
         return () if packed is None else (Tensor("program", packed),)
 
-    def hello(self, timeouts: Timeouts) -> dict[str, Plain]:
+    def hello(self, timeouts: Timeouts, step: int = 0) -> dict[str, Plain]:
+        """Returns the body of a hello at a step."""
         return {
             "protocol": PROTOCOL,
             "job": self.job,
@@ -56,9 +59,12 @@ class TrainerIdentity:
             "program": self.program,
             "defines": bool(self.programs),
             "session": self.session,
+            "life": self.life,
+            "step": step,
             "versions": versions(),
             "lost_after_s": timeouts.lost_after_s,
             "step_timeout_s": timeouts.step_timeout_s,
+            "trainer_return_s": timeouts.trainer_return_s,
         }
 
 

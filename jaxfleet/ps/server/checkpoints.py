@@ -157,6 +157,7 @@ _VALUE = "values/"
 _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
+_OWN = "own/"
 _TEXT = "job_text"
 
 
@@ -168,6 +169,8 @@ class RetainedValues:
         extras: initial values of the trainers' own state.
         parts: partial sums sent to other servers, by step and name.
         shrunk: `ServerTable.shrunk` of each table.
+        own: `OwnState.versions` of the trainers, and its step.
+        base: the step of the state that the job began with.
     """
 
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -175,6 +178,12 @@ class RetainedValues:
     parts: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     shrunk: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     text: np.ndarray | None = None
+    own: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
+    own_step: int = -1
+    base: int = 0
+
+    def own_versions(self) -> dict[str, dict[int, np.ndarray]]:
+        return {name: dict(of_leaf) for name, of_leaf in self.own.items()}
 
     def pieces(self) -> Iterator[Piece]:
         if self.text is not None:
@@ -184,6 +193,9 @@ class RetainedValues:
         for step, arrays in self.parts.items():
             for name, array in arrays.items():
                 yield Piece.whole(f"{_PART}{step}/{name}", array)
+        for name, of_leaf in self.own.items():
+            for step, array in of_leaf.items():
+                yield Piece.whole(f"{_OWN}{step}/{name}", array)
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> "RetainedValues":
@@ -193,8 +205,13 @@ class RetainedValues:
             parts.setdefault(int(step), {})[name] = array
         last = facts.get("shrunk", {})
         shrunk = {name: (token, count) for name, (token, count) in last.items()}
-        extras = _under(_EXTRA, arrays)
-        return cls(extras, facts["extras_step"], parts, shrunk, arrays.get(_TEXT))
+        extras, own = _under(_EXTRA, arrays), dict[str, dict[int, np.ndarray]]()
+        for key, array in _under(_OWN, arrays).items():
+            step, _, name = key.partition("/")
+            own.setdefault(name, {})[int(step)] = array
+        own_step, base = facts.get("own_step", -1), facts.get("base", 0)
+        text = arrays.get(_TEXT)
+        return cls(extras, facts["extras_step"], parts, shrunk, text, own, own_step, base)
 
 
 @dataclass(frozen=True)
@@ -263,6 +280,8 @@ class RecoveryCheckpoints:
             "program": print_program(plan.program),
             "job_program": job_program,
             "extras_step": retained.extras_step,
+            "own_step": retained.own_step,
+            "base": retained.base,
             "shrunk": {name: list(said) for name, said in retained.shrunk.items()},
             "steps": _plain(progress.steps),
             "kinds": {kind: _plain(done) for kind, done in progress.kinds.items()},

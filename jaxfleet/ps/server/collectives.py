@@ -116,8 +116,9 @@ class CollectiveHandler:
             return
         self.router.loaded.assignment.check(message)
         names = ",".join(sorted(tensor.name for tensor in message.tensors))
-        key = ("assign", request.step, names)
-        for meeting in self.waiting():
+        key = ("assign", request.step, f"{message.body.get('round', '')}{names}")
+        is_answered = key in self._held and self._held[key].answer is not None
+        for meeting in self.waiting() if not is_answered else ():
             if meeting.key[:2] == key[:2] and meeting.key != key:
                 found = [*meeting.in_order(), message]
                 refusal = _differing_leaves(request.step, [(m.sender, _leaves(m)) for m in found])
@@ -147,6 +148,11 @@ class CollectiveHandler:
     def reduce(self, request: Request) -> None:
         message = request.message
         key = ("reduce", message.step, string_field(message, "key"))
+        if message.body.get("peek"):
+            met = self._held.get(key)
+            is_answered = met is not None and met.answer is not None
+            self.outbox.reply(request, Kind.REDUCED, {"answered": is_answered})
+            return
         how = string_field(message, "how")
         misfit = reduction_mismatch(how, message) or self._misfit(key, message)
         if misfit is not None:
@@ -191,16 +197,20 @@ class CollectiveHandler:
         """Discards all collectives, none of which came from the job's trainers."""
         self._held.clear()
 
-    def forget_process(self, trainer: int) -> None:
-        """Discards requests of a trainer's previous process, which had other numbers."""
-        self._forget_answers()
-        for meeting in self.waiting():
+    def forget_process(self, trainer: int, *, keeps_answers: bool = False) -> None:
+        """Discards requests of a trainer's previous process, which had other numbers.
+
+        One that resumes that process's step asks again, and gets the same answers.
+        """
+        if not keeps_answers:
+            self._forget_answers()
+        for meeting in self._held.values():
             meeting.requests.pop(trainer, None)
 
     def forget(self) -> None:
         """Discards all replies, which are void."""
         self._forget_answers()
-        self.trainers.rewind()
+        self.trainers.rewind(self.router.step)
 
     def _forget_answers(self, before: float = math.inf) -> None:
         """Discards replies of steps before one."""

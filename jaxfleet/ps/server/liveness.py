@@ -48,7 +48,7 @@ class LivenessMonitor:
         options = trainers.options
         patience = options.step_timeout_s
         if trainers.lost(now) and options.trainer_return_s is not None:
-            patience = options.trainer_return_s
+            patience = options.trainer_return_s  # since they were lost
         elif not trainers.by_id and not trainers.left():  # imports may take longer than a step
             patience = max(patience, options.connect_s)
         if now - self.lively > patience:
@@ -122,9 +122,9 @@ class LivenessMonitor:
         """Returns the error that ends a wait, or None if it may continue."""
         options, waited = self.trainers.options, now - request.since
         for peer, things in missing.items():
-            known, patience = self._peer(peer), options.lost_after_s
+            known, patience = self._peer(peer), self.trainers.patience_s()
             if peer.startswith("server"):
-                patience += options.server_return_s
+                patience = options.lost_after_s + options.server_return_s
             if known is not None and known.left:
                 text = f"{peer} left after step {known.step}"
                 return _error("peer_lost", request, things, text, waited)
@@ -132,7 +132,7 @@ class LivenessMonitor:
                 silent = f"silent for {now - known.heard:.1f} s"
                 text = f"{peer} is lost: {silent}, {known.text(now)}"
                 return _error("peer_lost", request, things, text, waited)
-        if missing and waited > options.step_timeout_s:
+        if missing and waited > options.step_timeout_s and not self._may_return(missing, now):
             peer, things = next(iter(missing.items()))
             text = f"{peer} never sent a hello"
             if (known := self._peer(peer)) is not None:
@@ -141,6 +141,11 @@ class LivenessMonitor:
                 text = f"{peer} was refused: {self.trainers.refused[number]}"
             return _error("timeout", request, things, text, waited)
         return None
+
+    def _may_return(self, missing: Mapping[str, Sequence[str]], now: float) -> bool:
+        """Whether a lost trainer among the missing peers may still return."""
+        lost = self.trainers.lost(now) if self.trainers.may_return else ()
+        return any(peer in lost for peer in missing)
 
     def _peer(self, name: str) -> PeerState | None:
         links, trainers = self.router.links.known, self.trainers.by_id
@@ -160,6 +165,8 @@ class LivenessMonitor:
         missed = ", ".join(things[:_SHOWN])
         known = self._peer(peer)
         last = known.text(now) if known is not None else "it never sent a hello"
+        if self._may_return({peer: things}, now):
+            last = f"{last}; {self.outbox.name} {self.trainers.awaited(now)}"
         alert(
             f"{self.outbox.name}: {names} waits for {peer}: {missed} of step {request.step} "
             f"(for {now - request.since:.0f} s now; {last})"

@@ -263,6 +263,7 @@ class MaintenanceQueue:
             held.host.update(views)
             held.replace_stores(stores)
             self.own.begin_anew()
+            held.begin_from(step)
             self.own.save(held, step, lambda: loaded_and_kept(step))
 
         def loaded_and_kept(step: int) -> None:

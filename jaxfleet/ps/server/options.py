@@ -45,8 +45,9 @@ class ServerOptions:
         connect_s: how long the server waits for the first trainer, unless `step_timeout_s` is more.
         as_trainers_say: take `lost_after_s` and `step_timeout_s` from the first trainer's hello.
         server_return_s: additional silence allowed to another server, which may be restarted.
-        trainer_return_s: how long the server waits for replacements when all trainers are lost;
-            `step_timeout_s` by default.
+        trainer_return_s: how long the trainers wait for a lost one to return, and the server if all
+            are lost; the first trainer's by default. None: the loss of one is an error for the
+            others, and a server whose trainers are all lost waits `step_timeout_s`.
         heartbeat_s: interval of heartbeats to other servers.
         queued_bytes: maximum bytes of queued gradients for later steps.
         checkpoint_dir: folder of its recovery checkpoints, in `server<i>`; none by default.
@@ -84,6 +85,9 @@ class ServerOptions:
 
     def after_hello(self, body: Mapping[str, Plain]) -> "ServerOptions":
         """Returns the options with the timeouts of the first trainer's hello."""
+        returns_s = _seconds(body.get("trainer_return_s"), 0.0) or None
+        if self.trainer_return_s is None and returns_s is not None:
+            return replace(self, trainer_return_s=returns_s).after_hello(body)
         if not self.as_trainers_say:
             return self
         lost, timeout = body.get("lost_after_s"), body.get("step_timeout_s")

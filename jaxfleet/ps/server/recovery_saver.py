@@ -107,6 +107,7 @@ class RecoverySaver:
         saved: the last saved step by trainer; empty before the first save.
         is_outdated: the state has changed at the same steps since the last save.
         is_writing: a save runs concurrently with steps; no other may begin.
+        is_wanted: save without waiting until it is due.
     """
 
     series: RecoveryCheckpoints | None
@@ -118,6 +119,7 @@ class RecoverySaver:
     schedule: SaveSchedule = field(init=False)
     is_outdated: bool = False
     is_writing: bool = False
+    is_wanted: bool = False
     _later: list[Callable[[], None]] = field(default_factory=list)
     _last: int | None = None  # the checkpoint that the tables include completely
     _length: int = 0  # number of checkpoints it is incremental to
@@ -131,6 +133,10 @@ class RecoverySaver:
             return False
         block_s, beside = held.executor.counts.block_s, self.may_write_beside(held)
         number = held.scheduler.number
+        if self.is_wanted and not self.schedule.is_waiting:
+            if max(self.saved.values(), default=-1) < number:
+                return True
+            self.is_wanted = False
         return self.schedule.is_due(number, block_s, held.exchange_s, beside=beside)
 
     def put_off(self, error: Exception, *, unasked: bool = False) -> bool:
@@ -211,7 +217,7 @@ class RecoverySaver:
         return run
 
     def wrote(self, written: Written) -> None:
-        self.saved = written.progress.steps
+        self.saved, self.is_wanted = written.progress.steps, False
         number = written.progress.number
         self.schedule.saved(number, written.block_s, written.took_s, written.exchange_s)
         self.end_writing()
@@ -273,7 +279,14 @@ class RecoverySaver:
         parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
         shrunk = {name: table.shrunk for name, table in held.tables.items()}
         return RetainedValues(
-            dict(held.extras.arrays), held.extras.step, parts, shrunk, self.me.text
+            dict(held.extras.arrays),
+            held.extras.step,
+            parts,
+            shrunk,
+            self.me.text,
+            {name: dict(of_leaf) for name, of_leaf in held.own.versions.items()},
+            held.own.step,
+            held.base,
         )
 
 

@@ -19,6 +19,7 @@ from jaxfleet.ps.server.outbox import (
     string_field,
     tensors_bytes,
 )
+from jaxfleet.ps.server.own_state import OwnStateHandler
 from jaxfleet.ps.server.program_loader import is_same_program, load_sent_program, read_plan
 from jaxfleet.ps.server.recovery_saver import RecoverySaver
 from jaxfleet.ps.server.row_requests import RowLookupHandler, RowPushHandler
@@ -90,6 +91,8 @@ class StateAssignment:
     ) -> None:
         held, scheduler = self.held, self.held.scheduler
         own = {tensor.name: tensor.array for tensor in tensors if tensor.name in held.plan.state}
+        if not replace:
+            held.base = step
 
         def is_kept() -> None:
             scheduler.restart(step)
@@ -98,6 +101,7 @@ class StateAssignment:
 
         def then(views: Mapping[str, np.ndarray]) -> None:
             held.host.update(views)
+            held.forget_past(own, step)
             if (replace or scheduler.applied < 0) and not held.executor.missing():
                 self.own.save(held, step, is_kept)  # a visible state must be durable
             else:
@@ -124,7 +128,9 @@ class LoadedProgram:
 class RequestRouter:
     """Routes requests, and owns the server's program and state.
 
-    `on_load` is called when a checkpoint was loaded, which voids all earlier messages.
+    Attributes:
+        on_load: called when a checkpoint was loaded, which voids all earlier messages.
+        is_restored: the state is that of a recovery checkpoint; what came later was lost.
     """
 
     outbox: Outbox
@@ -136,17 +142,21 @@ class RequestRouter:
     queued_bytes: int
     folders: SaveFolders = field(default_factory=SaveFolders)
     on_load: Callable[[], None] = lambda: None
+    is_restored: bool = False
+    _keeps_past: bool = False
     _text: str = ""
     _loaded: LoadedProgram | None = None
     _own: RecoverySaver = field(init=False)
     _pulls: PullHandler = field(init=False)
     _look_ups: RowLookupHandler = field(init=False)
+    _own_state: OwnStateHandler = field(init=False)
 
     def __post_init__(self) -> None:
         own = RecoverySaver(self.checkpoints, self.outbox, self.links, self.me, clock=self.clock)
         self._own = own
         self._pulls = PullHandler(self.outbox)
         self._look_ups = RowLookupHandler(self.outbox)
+        self._own_state = OwnStateHandler(self.outbox, self.queued_bytes)
 
     # The program and its state.
 
@@ -162,6 +172,11 @@ class RequestRouter:
     def step(self) -> int:
         """The last step applied, -1 without a state."""
         return self.held.step if self.held is not None else -1
+
+    @property
+    def base(self) -> int:
+        """The step of the state that the job began with, -1 without a state."""
+        return self.held.base if self.held is not None and self.step >= 0 else -1
 
     @property
     def waits(self) -> bool:
@@ -186,13 +201,15 @@ class RequestRouter:
         return self.held.executor.state if self.held is not None else {}
 
     def restore(self, restored: RestoredServer) -> None:
-        self.me.program = restored.job_program
+        self.me.program, self.is_restored = restored.job_program, True
         loaded, retained = self._load(read_plan(restored.program, self.cache)), restored.retained
         held = loaded.held
         held.host.update(held.executor.assign(restored.arrays))
         held.replace_stores(load_stores(restored.chain, held.plan))
         held.scheduler.resume(restored.progress)
         held.extras.arrays, held.extras.step = dict(retained.extras), retained.extras_step
+        held.own.step, held.own.versions = retained.own_step, retained.own_versions()
+        held.base = retained.base
         loaded.parts.keep(retained.parts)
         for name, said in retained.shrunk.items():
             held.tables[name].shrunk = said
@@ -227,6 +244,7 @@ class RequestRouter:
         if plan.exchange is not None:
             self.links.others = plan.exchange.others
         held, outbox, own, resume = ServerState.of(plan), self.outbox, self._own, self.resume_work
+        held.own, held.keeps_past = self._own_state.state, self._keeps_past
         most = self.queued_bytes
         parts = PartialSums(held, outbox, self.links, self.me, most, self.clock)
         self._loaded = LoadedProgram(
@@ -282,6 +300,32 @@ class RequestRouter:
         self.loaded.maintenance.add(request)
         self.resume_work()
 
+    def keep(self, request: Request) -> None:
+        """Keeps the trainers' own state for a trainer that returns."""
+        self._check_own_state()
+        self._own_state.keep(request)
+
+    def recall(self, request: Request) -> None:
+        """Replies with the trainers' own state once it is kept."""
+        self._check_own_state()
+        self._own_state.recall(request)
+
+    def _check_own_state(self) -> None:
+        if self.loaded.held.plan.server != 0:
+            what = f"{self.outbox.name} keeps no state of trainers; server 0 does"
+            raise RequestError("bad_message", what)
+
+    def keep_past(self, *, keeps: bool) -> None:
+        """Sets whether values of the previous step are kept, for a trainer that returns."""
+        self._keeps_past = keeps
+        if self.held is not None:
+            self.held.keeps_past = keeps
+
+    def save_soon(self) -> None:
+        """Writes a recovery checkpoint as soon as no block runs, if enabled."""
+        self._own.is_wanted = self.step >= 0
+        self.resume_work()
+
     def leave(self, trainer: int) -> None:
         if self.held is not None:
             self.held.scheduler.left.add(trainer)
@@ -311,11 +355,13 @@ class RequestRouter:
 
     def waiting(self) -> list[Request]:
         maintenance = self._loaded.maintenance.waiting if self._loaded is not None else []
-        return [*self._pulls.requests(), *self._look_ups.waiting, *maintenance]
+        pulls, own_state = self._pulls.requests(), self._own_state.waiting
+        return [*pulls, *self._look_ups.waiting, *own_state, *maintenance]
 
     def drop(self, request: Request) -> None:
         self._pulls.drop(request)
         self._look_ups.drop(request)
+        self._own_state.drop(request)
         if self._loaded is not None:
             self._loaded.maintenance.drop(request)
 
@@ -323,6 +369,8 @@ class RequestRouter:
         """Returns the peers that a request waits for, with the missing names of each."""
         if self.held is None or self.step < 0:
             return {"trainer 0": ["the state"]}
+        if request.message.kind is Kind.RECALL:
+            return {"trainer 0": [f"the trainers' own state after step {request.step}"]}
         pulls = request.message.kind is Kind.PULL
         step = valid_until(request) if pulls else request.step
         return self.held.scheduler.missing(step=step, pulls=pulls)
@@ -332,7 +380,7 @@ class RequestRouter:
         if self.held is None:
             return False
         scheduler, trainer = self.held.scheduler, request.trainer
-        if scheduler.is_queued(trainer):
+        if scheduler.is_queued(trainer) or request.message.kind is Kind.RECALL:
             return False
         own = f"trainer {trainer}" in self.missing(request)
         return own or not (self.waits or scheduler.has_applied(request.step, trainer))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ps.server.async_scheduler import AsyncScheduler
 from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.own_state import OwnState
 from jaxfleet.ps.server.scheduler import RowPush, Scheduler
 from jaxfleet.ps.server.staleness import compensate
 from jaxfleet.ps.server.sync_scheduler import SyncScheduler
@@ -207,6 +208,9 @@ class ServerState:
         host: values that the next step does not overwrite: views of the device's memory.
         extras: values outside the server's state.
         exchanges: seconds that each trainer has spent on sending pushes and waiting for values.
+        own: the trainers' own state.
+        base: the step of the state that the job began with.
+        keeps_past: values of the previous step are kept, for a trainer that returns.
     """
 
     plan: ServerPlan
@@ -216,6 +220,10 @@ class ServerState:
     extras: BootstrapValues = field(default_factory=BootstrapValues)
     tables: dict[str, ServerTable] = field(default_factory=dict)
     exchanges: dict[int, float] = field(default_factory=dict)
+    own: OwnState = field(default_factory=OwnState)
+    base: int = 0
+    keeps_past: bool = False
+    _past: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)  # by name and step
 
     @classmethod
     def of(cls, plan: ServerPlan) -> "ServerState":
@@ -264,10 +272,42 @@ class ServerState:
     def is_known(self, name: str) -> bool:
         return name in self.extras.arrays or name in self.plan.known
 
-    def value(self, name: str) -> np.ndarray | None:
-        """Returns a value, None if it is only on the device."""
+    def take_made(self, step: int, views: Mapping[str, np.ndarray]) -> None:
+        """Takes the results of a block that ran for a step; keeps the values that they replace.
+
+        A trainer that returns computes a step again that is applied, from the values before it.
+        """
+        if self.keeps_past and self.plan.waits:
+            for name in views.keys() & self.plan.state.keys() & self.host.keys():
+                self._past[name] = {step - 1: self.host[name]}
+        self.host.update(views)
+
+    def note_read(self, step: int, copies: Mapping[str, np.ndarray]) -> None:
+        """Keeps values that the next step overwrites on the device, as some trainer read them."""
+        if self.keeps_past and self.plan.waits:
+            for name in copies.keys() & self.plan.state.keys():
+                kept = self._past.get(name, {})
+                self._past[name] = {at: x for at, x in kept.items() if at == step - 1}
+                self._past[name][step] = copies[name]
+
+    def forget_past(self, names: Iterable[str], step: int) -> None:
+        """Discards the values of a step that is replaced."""
+        for name in names:
+            self._past.get(name, {}).pop(step, None)
+
+    def begin_from(self, step: int) -> None:
+        """Records that the job goes on from another state, whose past is void."""
+        self.base = step
+        self._past.clear()
+        self.own.clear()
+
+    def value(self, name: str, step: int) -> np.ndarray | None:
+        """Returns a value after a step, None if it is only on the device."""
         extra = self.extras.arrays.get(name)
-        return self.host.get(name) if extra is None else extra
+        if extra is not None:
+            return extra
+        past = self._past.get(name, {}).get(step)
+        return self.host.get(name) if past is None else past
 
     def is_ready(self, name: str, step: int, trainer: int, until: int | None = None) -> bool:
         """Whether a variable has its value of a step, or one recent enough for a trainer.
@@ -283,7 +323,7 @@ class ServerState:
         if name in self.extras.arrays:
             return self.extras.step > step
         maker = self.plan.makers.get(name)
-        if maker is None:
+        if maker is None or step in self._past.get(name, {}):
             return False
         return self.scheduler.is_past(maker, step, is_kept=name in self.host)
 

@@ -28,6 +28,7 @@ from jaxfleet.ps.server.outbox import (
     Request,
     RequestError,
     request_error,
+    string_field,
     tensors_bytes,
 )
 from jaxfleet.ps.server.request_router import RequestRouter
@@ -101,6 +102,9 @@ class ServerCore:
             Kind.PUSH_ROWS: self._router.push_rows,
             Kind.REDUCE: self._collectives.reduce,
             Kind.BARRIER: self._collectives.barrier,
+            Kind.KEEP: self._router.keep,
+            Kind.RECALL: self._router.recall,
+            Kind.ERROR: self._give_up,
             Kind.SAVE: self._router.maintain,
             Kind.LOAD: self._router.maintain,
             Kind.SHRINK: self._router.maintain,
@@ -303,11 +307,18 @@ class ServerCore:
         self._sessions.bye(request)
         self._liveness.look_at_waits(self._clock())
 
+    def _give_up(self, request: Request) -> None:
+        """Passes the error of a trainer that cannot return on to all: the job cannot go on."""
+        what = string_field(request.message, "what")
+        self.outbox.reply(request, Kind.OK)
+        self._liveness.tell_all(RequestError("peer_lost", what))
+
     def _word(self, now: float, trainer: int = 0) -> dict[str, Plain]:
         lost: list[Plain] = list(self.trainers.lost(now))
-        step = self._router.step
+        step, awaited = self._router.step, self.trainers.awaited(now)
+        idle = f"after step {step}" + (f", {awaited}" if awaited else "")
         return {
-            "doing": next((j.what for j in self._tasks if not j.is_beside), f"after step {step}"),
+            "doing": next((j.what for j in self._tasks if not j.is_beside), idle),
             "incarnation": self.incarnation,
             "step": step,
             "lost": lost,

@@ -65,6 +65,8 @@ class PeerState:
         doing: its last reported activity.
         session: distinguishes processes with the same number.
         is_connected: the connection of its hello has not ended.
+        life: how often this number was started before this process.
+        seen: the greatest step of former processes with this number; None if there was none.
         step: the greatest step of its messages.
         pushed: the last step of its pushes.
         late_s: cumulative delay of its steps behind the first trainer.
@@ -81,6 +83,8 @@ class PeerState:
     doing: str = "hello"
     session: Plain = None
     is_connected: bool = True
+    life: int = 0
+    seen: int | None = None
     left: bool = False
     step: int = 0
     pushed: int = 0
@@ -189,13 +193,16 @@ class TrainerRegistry:
                 self.text = text.copy()
         old, session = self.by_id.get(number), body.get("session")
         joins = old.joins + (old.session != session) if old is not None else 1
-        known = PeerState(peer, now, now, session=session, joins=joins)
+        step = body.get("step")
+        known = PeerState(peer, now, now, session=session, joins=joins, life=_life(body))
+        known.step = step if _is_count(step) else 0  # type: ignore[assignment]  # a restarted server
         if old is not None:
             self._ids.pop(old.peer, None)
             if session is not None and session == old.session:
                 known = replace(
                     known,
-                    step=old.step,
+                    seen=old.seen,
+                    step=max(known.step, old.step),
                     pushed=old.pushed,
                     late_s=old.late_s,
                     own_s=old.own_s,
@@ -203,6 +210,8 @@ class TrainerRegistry:
                     log=old.log,
                 )
                 self._move(old.peer, peer)
+            elif self.may_return:
+                known = replace(known, seen=old.step, step=old.step, pushed=old.pushed)
         self._ids[peer] = number
         self.by_id[number] = known
         if self.gone is not None and self.gone.is_of_another_run(number, session):
@@ -231,7 +240,8 @@ class TrainerRegistry:
         known.heard = now
         if message.kind in _PUSHES:
             known.pushed = max(known.pushed, message.step)
-        if message.step > known.step:
+        counts = message.kind is not Kind.LOAD and not message.body.get("rewinds")
+        if counts and message.step > known.step:
             known.step = message.step
             known.late_s += now - self._came.setdefault(message.step, now)
             if known.answered is not None:
@@ -245,10 +255,10 @@ class TrainerRegistry:
         if known is not None and known.peer == peer:
             known.is_connected = False
 
-    def rewind(self) -> None:
-        """Resets the pushed steps: all trainers continue from another state."""
+    def rewind(self, step: int) -> None:
+        """Resets the trainers' steps: all continue from another state, after a step."""
         for known in self.by_id.values():
-            known.pushed = 0
+            known.pushed, known.step = 0, min(known.step, step)
 
     def of_session(self, message: Message) -> PeerState | None:
         """Returns the sender of a heartbeat, which its session identifies on any connection."""
@@ -267,6 +277,30 @@ class TrainerRegistry:
         if known is None or known.left:
             return False
         return now - known.heard > self.options.lost_after_s
+
+    @property
+    def may_return(self) -> bool:
+        """Whether the job waits for a lost trainer."""
+        return self.options.trainer_return_s is not None
+
+    def patience_s(self) -> float:
+        """How long a trainer may be silent before the others fail."""
+        return self.options.lost_after_s + (self.options.trainer_return_s or 0.0)
+
+    def is_under_way(self, trainer: int) -> bool:
+        """Whether other trainers than this one have begun to train."""
+        return any(known.step > 0 for number, known in self.by_id.items() if number != trainer)
+
+    def awaited(self, now: float) -> str:
+        """Describes the lost trainers that may return: `waits 42 s more for trainer 1`."""
+        if not self.may_return:
+            return ""
+        gone = [n for n in self.by_id if self.is_lost(n, now)]
+        if not gone:
+            return ""
+        silent_s = max(now - self.by_id[number].heard for number in gone)
+        names = ", ".join(f"trainer {number}" for number in gone)
+        return f"waits {max(self.patience_s() - silent_s, 0.0):.0f} s more for {names} to return"
 
     def lost(self, now: float) -> list[str]:
         """Returns the lost trainers: `trainer 1`."""
@@ -342,10 +376,16 @@ class TrainerRegistry:
         if other is not None and other != number:
             return f"this connection is trainer {other}'s, and claims to be trainer {number}"
         old = self.by_id.get(number)
-        if old is None or old.left or old.peer == peer or self.is_lost(number, now):
+        if old is None or old.peer == peer:
             return None
         session = body.get("session")
         if session is not None and session == old.session:
+            return None
+        if self.may_return and not old.left and _life(body) != old.life:
+            if _life(body) > old.life:
+                return None
+            return f"trainer {number} was started again, and another process has its place"
+        if old.left or self.is_lost(number, now):
             return None
         return f"there is a trainer {number} already, {old.text(now)}"
 
@@ -370,6 +410,11 @@ def _malformed(body: Mapping[str, Plain]) -> str | None:
     assert isinstance(number, int)
     assert isinstance(count, int)
     return f"there is no trainer {number} of {count}" if number >= count else None
+
+
+def _life(body: Mapping[str, Plain]) -> int:
+    life = body.get("life")
+    return life if isinstance(life, int) and _is_count(life) else 0
 
 
 def _is_count(value: Plain) -> bool:

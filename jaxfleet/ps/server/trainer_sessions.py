@@ -15,7 +15,7 @@ from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.options import ServerIdentity
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.request_router import RequestRouter
-from jaxfleet.ps.server.trainer_registry import Departures, TrainerRegistry
+from jaxfleet.ps.server.trainer_registry import Departures, PeerState, TrainerRegistry
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
 
 _LONGEST = 300  # characters of an endpoint; a host's name has at most 253
@@ -130,6 +130,7 @@ class TrainerSessions:
         if refusal is not None:
             raise RequestError("refused", refusal, hint=_ALIKE)
         self.trainers.options = self.trainers.options.after_hello(message.body)
+        self.router.keep_past(keeps=self.trainers.may_return)
         if self.server is None:
             self.server = self.servers.index(self.endpoint)
         self.outbox.name = f"server {self.server}"
@@ -140,12 +141,16 @@ class TrainerSessions:
         number = message.body["trainer"]
         assert isinstance(number, int)
         if (old := before.get(number)) is not None and old.session != message.body.get("session"):
-            self.collectives.forget_process(number)
+            self._let_in_again(number, old, now)
+        known = self.trainers.by_id[number]
         body: dict[str, Plain] = {
             "server": self.server,
             "incarnation": self.me.incarnation,
             "step": self.router.step_of(number),
             "defined": self.router.defined,
+            "seen": known.seen,
+            "base": self.router.base,
+            "restored": self.router.is_restored and self.trainers.is_under_way(number),
         }
         if self._damage:
             body["damage"] = "; ".join(self._damage)[:_MOST_DAMAGE]
@@ -155,6 +160,24 @@ class TrainerSessions:
             self.record.clear()
             for trainer in gone.sessions:
                 self.router.wait_for(trainer)
+
+    def _let_in_again(self, number: int, old: PeerState, now: float) -> None:
+        """Continues with another process of a trainer, which has no request of the former one."""
+        may_return = self.trainers.may_return and not old.left
+        self.collectives.forget_process(number, keeps_answers=may_return)
+        for request in self.router.waiting():
+            if request.trainer == number:
+                self.router.drop(request)
+        if not may_return:
+            return
+        for request in (*self.router.waiting(), *self.collectives.requests()):
+            request.since = now  # the others wait from now on for a trainer that is alive
+        self.router.save_soon()  # only the former process has its pushes before this step
+        silent_s = now - old.heard
+        alert(
+            f"{self.outbox.name}: trainer {number} has returned, {silent_s:.0f} s after its last "
+            f"message, of step {old.step}"
+        )
 
     def bye(self, request: Request) -> None:
         self.trainers.by_id[request.trainer].left = True

@@ -77,7 +77,7 @@ class PushHandler:
 
         def then(made: Made) -> None:
             for (block, _), views in zip(blocks, made, strict=True):
-                held.host.update(views)
+                held.take_made(step, views)
                 if held.scheduler.ran(block):
                     held.extras.forget(held.scheduler.applied)
                 self.parts.send_made(step, views.keys())
@@ -221,7 +221,8 @@ class PullHandler:
 
     def _send(self, request: Request, names: Sequence[str], held: ServerState) -> None:
         rows = _requested_rows(request.message)
-        found = [(name, _rows(held.value(name), rows.get(name))) for name in names]
+        step = request.step
+        found = [(name, _rows(held.value(name, step), rows.get(name))) for name in names]
         held.scheduler.gave(request.trainer, (pair for pair in found if pair[0] not in rows))
         here = tuple(Tensor(name, array) for name, array in found if array is not None)
         if here:
@@ -237,6 +238,7 @@ class PullHandler:
 
         def then(copies: Mapping[str, np.ndarray]) -> None:
             tensors = tuple(Tensor(name, copies[name]) for name in names)
+            held.note_read(request.step, {n: x for n, x in copies.items() if n not in rows})
             stamp = _stamp(request, held)
             self.outbox.reply(request, Kind.VALUES, stamp, tensors)
 

@@ -1,0 +1,103 @@
+"""The trainers' own state after their last steps, kept for a trainer that returns.
+
+Trainer 0 sends it to server 0 (`keep`): of each step, the leaves that changed. A process that takes
+the place of a lost trainer asks for it after one of the last two steps (`recall`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxfleet.ps.server.outbox import Outbox, Request, RequestError, is_new, tensors_bytes
+from jaxfleet.transport.messages import Kind, Tensor
+
+Versions = Mapping[str, Mapping[int, np.ndarray]]
+
+
+@dataclass
+class OwnState:
+    """Versions of the trainers' own leaves.
+
+    Attributes:
+        step: the newest step that is kept; -1 if there is none.
+        versions: by leaf and step, for the steps at which it changed.
+    """
+
+    step: int = -1
+    versions: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for of_leaf in self.versions.values() for array in of_leaf.values())
+
+    def keep(self, step: int, tensors: Iterable[Tensor]) -> None:
+        """Keeps the leaves that changed; what only steps before the last two need is dropped."""
+        if step < self.step - 1:
+            return  # a late duplicate
+        for tensor in tensors:
+            self.versions.setdefault(tensor.name, {})[step] = tensor.array.copy()
+        self.step = max(self.step, step)
+        for of_leaf in self.versions.values():
+            oldest = max((at for at in of_leaf if at < self.step), default=self.step)
+            for at in [at for at in of_leaf if at < oldest]:
+                del of_leaf[at]
+
+    def after(self, step: int) -> dict[str, np.ndarray]:
+        """Returns the leaves as they were after a step."""
+        found = {}
+        for name, of_leaf in self.versions.items():
+            if (at := max((at for at in of_leaf if at <= step), default=None)) is not None:
+                found[name] = of_leaf[at]
+        return found
+
+    def is_past(self, step: int) -> bool:
+        return step < self.step - 1
+
+    def clear(self) -> None:
+        """Discards everything: the job goes on from another state."""
+        self.step = -1
+        self.versions.clear()
+
+
+@dataclass
+class OwnStateHandler:
+    """Takes the trainers' own state, and returns it to a trainer that takes a lost one's place."""
+
+    outbox: Outbox
+    most_bytes: int
+    state: OwnState = field(default_factory=OwnState)
+    waiting: list[Request] = field(default_factory=list)
+
+    def keep(self, request: Request) -> None:
+        """Takes leaves from trainer 0."""
+        message = request.message
+        if request.trainer != 0:
+            raise RequestError("bad_message", f"{message.sender} keeps no state; trainer 0 does")
+        if self.state.bytes + tensors_bytes(message.tensors) > self.most_bytes:
+            what = f"trainers' own state has {self.state.bytes} bytes already"
+            raise RequestError("bad_message", what)
+        self.state.keep(request.step, message.tensors)
+        self.outbox.reply(request, Kind.OK)
+        self.serve()
+
+    def recall(self, request: Request) -> None:
+        """Queues a request until trainer 0 has sent the state after its step."""
+        if is_new(request, self.waiting):
+            self.waiting.append(request)
+        self.serve()
+
+    def drop(self, request: Request) -> None:
+        self.waiting = [other for other in self.waiting if other is not request]
+
+    def serve(self) -> None:
+        for request in list(self.waiting):
+            if self.state.is_past(request.step):
+                what = f"the trainers' own state after step {request.step} is no longer kept"
+                self.outbox.refuse(request, RequestError("bad_message", what))
+                self.drop(request)
+            elif request.step <= self.state.step:
+                found = self.state.after(request.step)
+                arrays = tuple(Tensor(name, array) for name, array in found.items())
+                self.outbox.reply(request, Kind.VALUES, {"kept": True}, arrays)
+                self.drop(request)
