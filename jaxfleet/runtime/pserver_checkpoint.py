@@ -23,13 +23,13 @@ from jaxfleet.transport.messages import Kind, Tensor
 def save_job(client: Client, served: RemoteState, path: Path, leaves: Sequence[Any]) -> None:
     """Writes a checkpoint of the current step; on failure the previous one stays."""
     client.doing("saving")
-    error: Exception | None = None
-    if client.me.trainer == 0:
+    what, error = client.unique(f"save {path}"), None
+    if client.me.trainer == 0 and not _is_agreed(client, what):
         try:
             _save(client, served, path, leaves)
         except (JaxfleetError, OSError) as found:
             error = found
-    agree(client, f"save {path}", error)
+    agree(client, what, error)
 
 
 def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[Any]:
@@ -37,14 +37,14 @@ def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[A
     client.doing("restoring")
     checkpoint = open_for(path, served.captured)
     client.rewind(checkpoint.step)
-    error: Exception | None = None
-    if client.me.trainer == 0:
+    what, error = client.unique(f"restore {path}"), None
+    if client.me.trainer == 0 and not _is_agreed(client, what):
         body: dict[str, Any] = {"path": str(Path(path).absolute())}
         try:
             client.wait([client.request(s, Kind.LOAD, body=body) for s in _servers(client)])
         except JaxfleetError as found:
             error = found
-    agree(client, f"restore {path}", error)
+    agree(client, what, error, rewinds=True)
     client.step = checkpoint.step
     values = {**read_leaves(checkpoint, served.mine), **served.pull(client, served.params)}
     return served.leaves(values)
@@ -77,8 +77,23 @@ def _receipt(plain: object) -> PartReceipt:
     return PartReceipt.from_plain(plain)
 
 
-def agree(client: Client, what: str, error: Exception | None, found: int = 0) -> int:
-    """Waits for all trainers; returns trainer 0's result `found`, from 0 on, or raises an error."""
+def _is_agreed(client: Client, what: str) -> bool:
+    """Whether a former process of trainer 0 did what this one is about to do again."""
+    if not client.may_repeat():
+        return False
+    body: dict[str, Any] = {"key": what, "how": "max", "peek": True}
+    request = client.request(0, Kind.REDUCE, body=body)
+    client.wait([request])
+    return request.answer is not None and request.answer.body.get("answered") is True
+
+
+def agree(
+    client: Client, what: str, error: Exception | None, found: int = 0, *, rewinds: bool = False
+) -> int:
+    """Waits for all trainers; returns trainer 0's result `found`, from 0 on, or raises an error.
+
+    With `rewinds` they go on from another state, and servers forget at which step they were.
+    """
     told = np.asarray([error is not None, found], np.int64)
     came: list[int] = []
 
@@ -86,6 +101,8 @@ def agree(client: Client, what: str, error: Exception | None, found: int = 0) ->
         came.extend(int(value) for tensor in answer for value in tensor.array)
 
     body: dict[str, Any] = {"key": what, "how": "max"}
+    if rewinds:
+        body["rewinds"] = True
     tensors = [Tensor("told", told)]
     request = client.request(0, Kind.REDUCE, body=body, tensors=tensors, wants=["told"], sink=take)
     client.wait([request])
@@ -133,7 +150,7 @@ def _together(client: Client, what: str, work: Callable[[], int]) -> int:
     client.doing(what)
     error: JaxfleetError | None = None
     count = 0
-    if client.me.trainer == 0:
+    if client.me.trainer == 0 and not _is_agreed(client, what):
         try:
             count = work()
         except JaxfleetError as found:

@@ -87,6 +87,7 @@ class _Connect:
             trainer=trainer,
             trainers=cluster.trainers,
             endpoints=cluster.endpoints,
+            life=cluster.restart,
         )
         heartbeat = Heartbeat(
             network,
@@ -123,6 +124,7 @@ def serve_job(cluster: PserverRole, strategy: DistributedStrategy) -> int:
         step_timeout_s=strategy.step_timeout_s,
         connect_s=strategy.connect_s,
         server_return_s=cluster.server_return_s,
+        trainer_return_s=strategy.returns_s,
         checkpoint_dir=cluster.own_checkpoints,
         save_dirs=cluster.save_dirs or None,
     )
@@ -216,7 +218,7 @@ class ServerStep(Generic[State, Metrics]):
         """Serves, and ends the process: the rest of the script is for trainers."""
         sys.exit(self.serve())
 
-    __call__ = evaluate = save = restore = pull = place = _serve_instead
+    __call__ = evaluate = save = restore = resume = pull = place = _serve_instead
     look_up = shrink = export = stats = log_to = memory_report = _serve_instead
 
     @property

@@ -86,6 +86,7 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         self._calls: dict[tuple[Any, ...], Call] = {}  # by the structure and types of a batch
         self._returned = LastState()
         self._saver: PeriodicSaver | None = None
+        self._restored, self._restored_steps = LastState(), 0
         self._scalars = ScalarMetrics()
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
@@ -243,8 +244,20 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         tree, leaves = self.captured.signature.state_tree, [read[v.name] for v in variables]
         if self._held is not None:
             found: State = _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
-            return found
-        return self.place(_unflatten(tree, leaves))
+        else:
+            found = self.place(_unflatten(tree, leaves))
+        self._restored = LastState(jax.tree_util.tree_leaves(found))
+        self._restored_steps = checkpoint.step
+        return found
+
+    def resume(self, state: State) -> tuple[State, int]:
+        """Returns the state to go on from, and the number of steps that it includes.
+
+        No process of this mode takes a lost one's place, so it is the state that is passed: of no
+        step, or of a checkpoint that this step has restored.
+        """
+        is_restored = self._restored.is_made_of(jax.tree_util.tree_leaves(state))
+        return state, self._restored_steps if is_restored else 0
 
     def _readable_leaves(
         self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]

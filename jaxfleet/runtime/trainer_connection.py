@@ -157,7 +157,7 @@ class TrainerConnection:
             self._process = os.getpid()
             atexit.register(self.close)  # a script that ends has no more gradients to send
             self.found = self._client.open()
-            self._client.step = max(self.found, 0)
+            self._client.step = max(self.found, 0) if self._client.former is None else 0
             self._pace.open(self._client)
         return self._client
 

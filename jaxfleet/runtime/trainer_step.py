@@ -17,7 +17,7 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability import Progress
 from jaxfleet.pipeline import Record
-from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.client import Client, FormerProcess
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.report import History
 from jaxfleet.runtime.evaluation import Evaluating
@@ -30,6 +30,7 @@ from jaxfleet.runtime.memory_report import (
 )
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.own_state import OwnStateKeeper
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
 from jaxfleet.runtime.pserver_checkpoint import (
     agree,
@@ -89,6 +90,9 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             programs=programs, pace=self._pace,
         )  # fmt: skip
         specs = specs_of(captured.program)
+        if specs and strategy.returns_s is not None:
+            what = f"on_trainer_lost='wait' with a step that looks up '{specs[0].name}'"
+            raise StrategyError(what, hint="trainers do not come back to jobs with tables")
         self._lines = TrainerConnection(lambda: self._connected(connect), self._pace, specs)
         self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
@@ -101,7 +105,8 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             waits=lambda: self._pace.is_sync,
         )
         self._saver: PeriodicSaver | None = None
-        self._pauses, self._has_run = 0, False
+        self._keeper = OwnStateKeeper(self._served, waits=strategy.returns_s is not None)
+        self._has_run = False
         # Only in sync mode do all trainers reach their first steps together.
         self._compares = (
             self._pace.is_sync and strategy.batch == "global" and self._job.trainers > 1
@@ -211,6 +216,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         if self._compares:
             self._compares = False
             compare_batches(client, data)
+        self._keeper.settle(client)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
         with client.spans.span("step", step=client.step, rows=rows):
@@ -218,6 +224,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             new.update(self._pace.end(new, rows // variant.sharers))
         self._has_run = True
         self._newest.leaves = self._served.leaves(new)
+        self._keeper.keep(client, self._newest.leaves)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         self._scalars.note(fetched, variant.captured.metrics, at_least=client.step)
         self._served.save_own(client, is_sync=self._pace.is_sync)
@@ -316,11 +323,11 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
 
     def _pause(self, what: str) -> str:
         """Flushes all trainers' updates; returns a name of the operation, unique at this step."""
-        self._pauses += 1  # there may be several at one step
         self._pace.flush()
+        what = self.client.unique(what)  # there may be several at one step
         if not self._pace.is_sync:
-            meet(self.client, f"{what}, {self._pauses}")
-        return f"{what}, {self._pauses}"
+            meet(self.client, what)
+        return what
 
     def stats(self) -> dict[str, Any]:
         """Returns counters of this process, of every server, and of tables over all servers.
@@ -357,6 +364,41 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         """Returns the state unchanged: the first step sends the servers their part."""
         return state
 
+    def resume(self, state: State) -> tuple[State, int]:
+        """Returns the state to go on from, and the number of steps that it includes.
+
+        A process that takes a lost trainer's place (`on_trainer_lost="wait"`) receives the state
+        before the step that was being computed. Any other one has its own state back, which is of
+        no step, or of a checkpoint that it has restored.
+
+        Args:
+            state: the initial one, as for the first step.
+
+        Raises:
+            FeedError: it does not match the example.
+            PeerLostError: a server is gone or late, or has lost part of the state.
+        """
+        leaves, tree = jax.tree_util.tree_flatten(state)
+        client = self.client
+        if self._newest.is_made_of(leaves):
+            return state, client.step
+        former = client.former
+        if former is None or former.done == 0 or self._newest.leaves:
+            return state, 0
+        self._newest.check(leaves, tree)
+        return self._resumed(former), former.done
+
+    def _resumed(self, former: FormerProcess) -> State:
+        client, served = self.client, self._served
+        client.resume(former.done)
+        client.doing(f"returning to step {former.seen}")
+        values = {**served.pull(client, served.params), **self._keeper.recall(client)}
+        leaves = self._newest.leaves = served.leaves(values)
+        self._compares = self._compares and former.done == former.base
+        tree = self.captured.signature.state_tree
+        state: State = jax.tree_util.tree_unflatten(tree, leaves)
+        return state
+
     def save(self, path: str | Path, state: State) -> None:
         """Writes a checkpoint, which a step in any mode restores; collective.
 
@@ -387,10 +429,12 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             CheckpointError: there is no checkpoint, or it is damaged or of another step.
         """
         client = self.client
+        self._refuse_if_returned("restores a checkpoint")
         self._pace.flush()
         if not self._pace.is_sync:  # no push of any trainer may arrive after the restored state
             meet(client, f"restore {path}")
         leaves = self._newest.leaves = restore_job(client, self._served, path)
+        self._keeper.keep(client, leaves)
         self._pace.restart(self._served.held(leaves))
         tree = self.captured.signature.state_tree
         restored: State = jax.tree_util.tree_unflatten(tree, leaves)
@@ -449,10 +493,24 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             for place, (name, leaf) in enumerate(zip(names, leaves, strict=True))
         ]
         self._pace.restart(self._served.held(found))
+        self._keeper.keep(self.client, found)
         return found
+
+    def _refuse_if_returned(self, what: str) -> None:
+        """Rejects what only trainers of a new job may do, in one that returns to its job."""
+        former = self.client.former
+        if former is not None and former.done > 0 and not self._newest.leaves:
+            raise FeedError(
+                f"trainer {self.client.me.trainer} returns to a job at step {former.seen}, and "
+                f"{what}",
+                hint="begin with `state, done = step.resume(state)`, and go on with batches[done:]",
+            )
 
     def _refuse_another_state(self) -> None:
         """Rejects a new state if servers continue from checkpoints of an earlier run."""
+        self._refuse_if_returned("begins with a state of its own")
+        if self.client.former is not None:
+            return  # the job is before its second step, and has begun with this state
         trainer, found = self.client.me.trainer, self._lines.found
         if found > 0 or (found == 0 and trainer == 0):
             what = (

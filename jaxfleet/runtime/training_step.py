@@ -73,6 +73,14 @@ class TrainingStep(Protocol[State, Metrics_co]):
         """Returns the state of a checkpoint, written in any mode."""
         ...
 
+    def resume(self, state: State) -> tuple[State, int]:
+        """Returns the state to go on from, and the number of steps that it includes.
+
+        A script begins with it if a process may take a lost one's place: it then skips as many
+        batches.
+        """
+        ...
+
     def evaluate(
         self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
     ) -> Result:

@@ -22,7 +22,7 @@ from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import Faults, MemoryNetwork
-from jaxfleet.transport.messages import Connections, Listener, Message, Peer
+from jaxfleet.transport.messages import Connections, Kind, Listener, Message, Peer
 from tests.faults.cluster import LOST_S, STEP_S
 
 CACHE = ExecutableCache()
@@ -35,12 +35,20 @@ Moments = Mapping[tuple[int, int], Callable[[], None]]
 
 
 class KilledError(Exception):
-    """Ends a process as SIGKILL does: without a bye."""
+    """Ends a process as SIGKILL does: without a bye.
+
+    Args:
+        away_s: after which a new process takes its place.
+    """
+
+    def __init__(self, away_s: float = NEVER_S) -> None:
+        super().__init__()
+        self.away_s = away_s
 
 
-def kill() -> None:
-    """Kills the trainer that calls it."""
-    raise KilledError
+def kill(away_s: float = NEVER_S) -> None:
+    """Kills the trainer that calls it; a new one takes its place after `away_s`, if given."""
+    raise KilledError(away_s)
 
 
 @dataclass
@@ -75,6 +83,8 @@ class MemoryJob:
     Attributes:
         ends: of all processes, by name.
         starts: the number of starts of each server.
+        lives: the number of starts of each trainer.
+        on_send: called before a trainer sends a message to a server; it may kill the trainer.
     """
 
     def __init__(
@@ -91,11 +101,13 @@ class MemoryJob:
         assert folder is not None or not returns_s
         self.folder = folder if returns_s else None
         self.trainers, self.returns_s, self.step_s = trainers, returns_s, step_s
+        self.trainer_return_s: float | None = None
         self.launch_id = launch_id
         self.endpoints = local_endpoints(servers)
         self.network = MemoryNetwork(faults=faults)
         self.ends: dict[str, End] = {}
-        self.starts = [0] * servers
+        self.starts, self.lives = [0] * servers, [0] * trainers
+        self.on_send: Callable[[int, int, Message], None] = lambda *_: None
         self._listeners: dict[int, Listener] = {}
         self._away_s: dict[int, float] = {}
         self._still_until: dict[str, float] = {}
@@ -169,7 +181,7 @@ class MemoryJob:
 
     def client(self, me: TrainerIdentity, timeouts: Timeouts, replay_bytes: int) -> Client:
         """Returns a trainer's connections, and starts their heartbeats."""
-        network = StoppingNetwork(self, me.name)
+        network = StoppingNetwork(self, me.name, me.trainer)
         self._beats[me.trainer] = beats = Heartbeat(
             network,
             self.endpoints,
@@ -193,13 +205,24 @@ class MemoryJob:
         action()
 
     def _train(self, trainer: int) -> None:
-        self._end(f"trainer {trainer}", lambda: self.train(trainer))
+        def body() -> End:
+            while True:
+                self.lives[trainer] += 1
+                try:
+                    return self.train(trainer)
+                except KilledError as killed:
+                    if killed.away_s >= NEVER_S:
+                        raise
+                    self.network.sleep(killed.away_s)
+
+        self._end(f"trainer {trainer}", body)
 
     def _beat(self, trainer: int) -> None:
         name = f"trainer {trainer}"
-        self.network.wait(lambda: trainer in self._beats or name in self.ends, NEVER_S)
-        if trainer in self._beats:
-            self._beats[trainer].run()
+        while name not in self.ends:
+            self.network.wait(lambda: trainer in self._beats or name in self.ends, NEVER_S)
+            if trainer in self._beats:
+                self._beats.pop(trainer).run()
 
     def _serve(self, server: int) -> None:
         def body() -> End:
@@ -221,6 +244,7 @@ class MemoryJob:
             lost_after_s=LOST_S,
             step_timeout_s=self.step_s,
             server_return_s=self.returns_s,
+            trainer_return_s=self.trainer_return_s,
             checkpoint_dir=self.folder,
         )
         network, clock = StoppingNetwork(self, f"server {server}"), self.network.clock
@@ -251,9 +275,11 @@ class StoppingNetwork:
 
     job: MemoryJob
     name: str
+    trainer: int | None = None
 
     def connect(self, endpoints: Sequence[str]) -> Connections:
-        return StoppingLines(self.job, self.name, self.job.network.connect(endpoints))
+        lines = self.job.network.connect(endpoints)
+        return StoppingLines(self.job, self.name, lines, self.trainer)
 
     def listen(self, endpoint: str) -> Listener:
         return StoppingListener(self.job, self.name, self.job.network.listen(endpoint))
@@ -266,9 +292,12 @@ class StoppingLines:
     job: MemoryJob
     name: str
     lines: Connections
+    trainer: int | None = None
 
     def send(self, server: int, message: Message) -> None:
         self.job.stand(self.name)
+        if self.trainer is not None and message.kind is not Kind.HEARTBEAT:
+            self.job.on_send(self.trainer, server, message)
         self.lines.send(server, message)
 
     def receive(self, timeout_s: float) -> tuple[int, Message] | None:

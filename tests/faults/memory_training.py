@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import Captured, capture
+from jaxfleet.checkpoint import open_checkpoint
 from jaxfleet.ir import Program
 from jaxfleet.ps.client.client import Client
 from jaxfleet.runtime.pserver_job import (
@@ -37,6 +38,10 @@ class TrainingJob(MemoryJob):
         restored: a checkpoint with which trainers begin.
         saved: where they save one at their end.
         more: see `MemoryJob`.
+
+    Attributes:
+        resumes: the script begins with `step.resume`.
+        between: what the script does with a state between two steps.
     """
 
     def __init__(
@@ -52,6 +57,9 @@ class TrainingJob(MemoryJob):
         self.restored, self.saved = restored, saved
         self.args = training.arguments([f"--lost-after={LOST_S}", *options])
         self.strategy = training.strategy(self.args)
+        self.trainer_return_s = self.strategy.returns_s
+        self.resumes = True
+        self.between: Callable[[TrainerStep, Any, int], Any] = lambda _step, state, _number: state
 
     def train(self, trainer: int) -> End:
         args = self.args
@@ -65,13 +73,18 @@ class TrainingJob(MemoryJob):
         )
         state: Any = training.start(args.kind)
         with step:
-            if self.restored is not None:
+            state, done = step.resume(state) if self.resumes else (state, 0)
+            if self.restored is not None and not done:
                 state = step.restore(self.restored)
+            before = 0 if self.restored is None else open_checkpoint(self.restored).step
             for number, batch in enumerate(training.batches(args.steps, args.kind), 1):
+                if before + number <= done:
+                    continue
                 if trainer == 1 and number == args.stop_at:
                     break
                 state, _ = step(state, batch)
                 self.finished(trainer, number, args.pause)
+                state = self.between(step, state, number)
             if self.saved is not None:
                 step.save(self.saved, state)
             found = training.named(step.pull(state))
@@ -81,7 +94,12 @@ class TrainingJob(MemoryJob):
 
     def _connect(self, trainer: int, job: JobPrograms) -> Client:
         me = membership(
-            job, name=NAME, trainer=trainer, trainers=self.trainers, endpoints=self.endpoints
+            job,
+            name=NAME,
+            trainer=trainer,
+            trainers=self.trainers,
+            endpoints=self.endpoints,
+            life=self.lives[trainer] - 1,
         )
         timeouts = timeouts_of(self.strategy, server_return_s=self.returns_s)
         return self.client(me, timeouts, self.strategy.replay_bytes)

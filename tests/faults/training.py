@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 import jaxfleet as jf
+from jaxfleet.runtime.checkpointing import on_host
 from jaxfleet.transport.messages import Kind
 
 ROWS, INPUTS, HIDDEN, CLASSES = 16, 12, 16, 5
@@ -67,6 +68,12 @@ def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, 
                 return total * jnp.isfinite(batch["x"]).mean(), running
             if kind == "norm":
                 logits, statistics = forward(params, batch["x"])
+            elif kind == "keys":  # a mask is drawn anew at every step
+                drawn, following = jax.random.split(running[0])
+                hidden = jnp.tanh(batch["x"] @ params["a"] + params["b"])
+                kept = jax.random.bernoulli(drawn, 0.5, hidden.shape)
+                logits = jnp.where(kept, hidden, 0.0) @ params["c"] + params["d"]
+                statistics = following, running[1] + kept.sum()
             else:
                 summed = batch["x"] @ params["a"] + params["b"]
                 if kind == "table":
@@ -95,7 +102,9 @@ def start(kind: str) -> Any:
     }
     if kind == "table":
         params["users"] = np.asarray(USERS.init())
-    running = (np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32))
+    running: Any = (np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32))
+    if kind == "keys":
+        running = jax.random.key(7), np.int32(0)
     if kind == "count_rows":
         params["counted"] = np.asarray(COUNTED.init())
     if kind in COUNTING:
@@ -116,7 +125,7 @@ def batches(steps: int, kind: str = "plain") -> Iterator[Any]:
 
 def named(state: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): on_host(leaf) for path, leaf in leaves}
 
 
 def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
@@ -126,6 +135,8 @@ def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
         lost_after_s=args.lost_after,
         step_timeout_s=args.step_timeout,
         connect_s=args.connect,
+        on_trainer_lost=args.on_lost,
+        trainer_return_s=args.return_s,
         replay_bytes=args.replay_bytes,
         communication=args.communication,
         staleness=args.staleness,
@@ -138,7 +149,7 @@ def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    kinds = ["plain", "clip", "clip_after", "clip_twice", "norm", "table", *COUNTING]
+    kinds = ["plain", "clip", "clip_after", "clip_twice", "norm", "keys", "table", *COUNTING]
     parser.add_argument("--kind", default="plain", choices=kinds)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
@@ -149,6 +160,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lost-after", type=float, default=5.0)
     parser.add_argument("--step-timeout", type=float, default=6.0)
     parser.add_argument("--connect", type=float, default=30.0)
+    parser.add_argument("--on-lost", default="fail")
+    parser.add_argument("--return-s", type=float, default=30.0)
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
     parser.add_argument("--communication", default="sync")
     parser.add_argument("--staleness", type=int)

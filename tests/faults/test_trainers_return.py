@@ -1,0 +1,274 @@
+"""Trainers that are killed and come back change nothing, whenever they are killed."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.errors import FeedError, PeerLostError, StrategyError
+from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.transport.messages import Kind, Message
+from tests.faults import training
+from tests.faults.cluster import LOST_S, check_same
+from tests.faults.conftest import Undisturbed
+from tests.faults.memory_jobs import KilledError, kill
+from tests.faults.memory_training import TrainingJob
+from tests.tiers import by_default
+
+STEPS = 6
+AWAY_S = 5.0  # longer than a trainer may be silent
+WORDS = (f"--steps={STEPS}", "--pause=0.15", "--step-timeout=30", "--on-lost=wait")
+KINDS = ("plain", "clip", "clip_after", "clip_twice", "norm", "keys")
+
+
+def waiting(kind: str, *options: str, **more: Any) -> TrainingJob:
+    return TrainingJob(options=[f"--kind={kind}", *WORDS, *options], step_s=30.0, **more)
+
+
+def kill_at(
+    job: TrainingJob, trainer: int, matches: Callable[[int, Message], bool], *, away_s: float
+) -> None:
+    """Kills a trainer's first process before a message that matches, by server and message."""
+
+    def look(number: int, server: int, message: Message) -> None:
+        if number == trainer and job.lives[trainer] == 1 and matches(server, message):
+            kill(away_s)
+
+    job.on_send = look
+
+
+@pytest.mark.parametrize("kind", by_default(KINDS, "clip_twice", "norm", "keys"))
+@pytest.mark.parametrize("trainer", [0, 1])
+def test_a_trainer_killed_between_steps_changes_nothing(
+    kind: str, trainer: int, undisturbed: Undisturbed
+) -> None:
+    job = waiting(kind)
+    job.run({(trainer, 3): lambda: kill(AWAY_S) if job.lives[trainer] == 1 else None})
+    assert job.lives[trainer] == 2
+    check_same(job.results(), undisturbed(kind, STEPS))
+
+
+MESSAGES = range(1, 48, 2)
+
+
+def kill_before(job: TrainingJob, trainer: int, number: int, *, away_s: float) -> None:
+    """Kills a trainer's first process before its nth message to any server, or its first bye."""
+    sent = 0
+
+    def counts(_server: int, message: Message) -> bool:
+        nonlocal sent
+        sent += 1
+        is_first_bye = message.kind is Kind.BYE and sent < number
+        sent = max(sent, number) if is_first_bye else sent
+        return sent == number
+
+    kill_at(job, trainer, counts, away_s=away_s)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("number", by_default(MESSAGES, 5, 11, 15, 19, 23, 27))
+@pytest.mark.parametrize("trainer", [0, 1])
+@pytest.mark.parametrize("kind", by_default(["clip", "keys", "clip_twice", "norm"], "norm"))
+def test_a_trainer_killed_at_any_message_changes_nothing(
+    kind: str, trainer: int, number: int, undisturbed: Undisturbed
+) -> None:
+    job = waiting(kind)
+    kill_before(job, trainer, number, away_s=AWAY_S)
+    job.run()
+    assert job.lives[trainer] == 2
+    check_same(job.results(), undisturbed(kind, STEPS))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("number", by_default(MESSAGES, 15, 22))
+def test_all_trainers_killed_at_once_change_nothing(number: int, undisturbed: Undisturbed) -> None:
+    job = waiting("norm")
+    sent = [0, 0]
+
+    def look(trainer: int, _server: int, _message: Message) -> None:
+        sent[trainer] += 1
+        if job.lives[trainer] == 1 and max(sent) >= number:
+            kill(AWAY_S + trainer)
+
+    job.on_send = look
+    job.run()
+    assert job.lives == [2, 2]
+    check_same(job.results(), undisturbed("norm", STEPS))
+
+
+@pytest.mark.parametrize("trainer", [0, 1])
+@pytest.mark.parametrize("away_s", [0.1, AWAY_S])
+def test_a_trainer_killed_again_and_again_changes_nothing(
+    trainer: int, away_s: float, undisturbed: Undisturbed
+) -> None:
+    # At the first message, while it returns, in the step that it computes again, and much later.
+    # Back within 0.1 s, it is not lost yet.
+    job, sent, lives = waiting("norm"), 0, (19, 3, 6, 9, 4, 20)
+
+    def look(number: int, _server: int, _message: Message) -> None:
+        nonlocal sent
+        if number == trainer:
+            sent += 1
+            if (life := job.lives[trainer]) <= len(lives) and sent == lives[life - 1]:
+                sent = 0
+                kill(away_s)
+
+    job.on_send = look
+    job.run()
+    assert job.lives[trainer] == len(lives) + 1
+    check_same(job.results(), undisturbed("norm", STEPS))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "which"),
+    [(n, kind) for n in range(2) for kind in (Kind.PUSH, Kind.REDUCE, Kind.PULL)]
+    + [(0, Kind.KEEP)],
+)
+def test_a_trainer_killed_before_what_each_server_receives_changes_nothing(
+    trainer: int, which: Kind, undisturbed: Undisturbed
+) -> None:
+    # The first server has received it, the second has not.
+    server = 1 if which in {Kind.PUSH, Kind.PULL} else None
+    job = waiting("norm")
+
+    def matches(to: int, message: Message) -> bool:
+        return message.kind is which and message.step == 3 and server in {None, to}
+
+    kill_at(job, trainer, matches, away_s=AWAY_S)
+    job.run()
+    assert job.lives[trainer] == 2
+    check_same(job.results(), undisturbed("norm", STEPS))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("trainer", [0, 1])
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_trainer_killed_in_operations_between_steps_changes_nothing(
+    trainer: int, number: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job, sent, is_between = waiting("norm"), 0, [False, False]
+
+    def between(step: TrainerStep, state: Any, done: int) -> Any:
+        me = step.client.me.trainer
+        if done in {2, 3}:
+            is_between[me] = done == 3
+            step.save(tmp_path / "saved", state)  # twice at this step
+            step.save(tmp_path / "saved", state)
+            step.pull(state)
+            is_between[me] = False
+        return state
+
+    def counts(_server: int, _message: Message) -> bool:
+        nonlocal sent
+        sent += is_between[trainer]
+        return is_between[trainer] and sent == number
+
+    kill_at(job, trainer, counts, away_s=AWAY_S)
+    job.between = between
+    job.run()
+    assert job.lives[trainer] == 2 or sent < number
+    check_same(job.results(), undisturbed("norm", STEPS))
+    example = training.start("norm"), next(training.batches(1))
+    single: Any = jf.distribute(training.make_step("norm"), example, "single")
+    check_same([training.named(single.restore(tmp_path / "saved"))], undisturbed("norm", 3))
+
+
+def test_a_server_killed_after_a_trainer_returned_changes_nothing(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    words = ["--kind=norm", *WORDS, "--steps=14"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+    job.run(
+        {
+            (1, 3): lambda: kill(AWAY_S) if job.lives[1] == 1 else None,
+            (0, 5): partial(job.kill_server, 0, away_s=1.0),
+            (1, 8): partial(job.kill_server, 1, away_s=1.0),
+            (0, 10): lambda: kill(AWAY_S) if job.lives[0] == 1 else None,
+        }
+    )
+    assert (job.lives, job.starts) == ([2, 2], [2, 2])
+    check_same(job.results(), undisturbed("norm", 14))
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_server_and_a_trainer_that_die_together_end_the_job_at_once(
+    server: int, tmp_path: Path
+) -> None:
+    words = ["--kind=norm", *WORDS, "--steps=500"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+
+    def kill_both() -> None:
+        job.kill_server(server, away_s=1.0)
+        kill(2.0)
+
+    job.run({(1, 20): kill_both})
+    text = job.error("trainer 1", PeerLostError)
+    assert f"trainer 1 cannot return: server {server} at" in text
+    assert "started again too, from its checkpoint of step" in text
+    assert "trainer 1 cannot return" in job.error("trainer 0", PeerLostError)
+    assert job.ends["trainer 0"].at_s < job.ends["trainer 1"].at_s + 2.0
+
+
+def test_a_trainer_that_does_not_return_is_named_after_the_time_given() -> None:
+    job = waiting("plain", "--steps=500", "--return-s=12").run({(1, 5): kill})
+    job.error("trainer 1", KilledError)
+    text = job.error("trainer 0", PeerLostError)
+    assert text.startswith("trainer 1 is lost: silent for")
+    waited_s = job.ends["trainer 0"].at_s - job.ends["trainer 1"].at_s
+    assert LOST_S + 12.0 - 1.0 < waited_s < LOST_S + 12.0 + 1.5
+
+
+def test_a_returned_trainer_that_begins_anew_is_told_to_resume() -> None:
+    job = waiting("plain", "--return-s=12")
+    job.resumes = False
+    job.run({(1, 3): lambda: kill(AWAY_S) if job.lives[1] == 1 else None})
+    text = job.error("trainer 1", FeedError)
+    assert "trainer 1 returns to a job at step 3, and begins with a state of its own" in text
+    notes = getattr(job.ends["trainer 1"].error, "__notes__", ())
+    assert "state, done = step.resume(state)" in str(notes)
+
+
+@pytest.mark.parametrize("trainer", [0, 1])
+@pytest.mark.parametrize("at", [2, 3])
+def test_leaves_that_the_script_replaces_between_steps_are_those_of_the_job(
+    trainer: int, at: int
+) -> None:
+    def run(*kills: int) -> list[Any]:
+        job = waiting("norm")
+
+        def between(_: TrainerStep, state: Any, done: int) -> Any:
+            params, opt, running = state
+            if done == 2:
+                params = {**params, "b": params["b"] * 0.5}
+                state = params, opt, (running[0] + 1.0, running[1])
+            return state
+
+        job.between = between
+        job.run(
+            {(trainer, n): lambda: kill(AWAY_S) if job.lives[trainer] == 1 else None for n in kills}
+        )
+        return job.results()
+
+    check_same(run(at), run()[0])
+
+
+def test_a_job_restored_from_a_checkpoint_goes_on_from_there(tmp_path: Path) -> None:
+    TrainingJob(options=["--kind=norm", "--steps=4"], saved=tmp_path / "saved").run().results()
+
+    def run(*kills: int) -> list[Any]:
+        job = waiting("norm", restored=tmp_path / "saved")
+        job.run({(0, n): lambda: kill(AWAY_S) if job.lives[0] == 1 else None for n in kills})
+        return job.results()
+
+    check_same(run(1), run()[0])
+    check_same(run(3), run()[0])
+
+
+def test_a_job_that_would_go_on_without_a_trainer_is_refused() -> None:
+    with pytest.raises(StrategyError, match="'continue' is not built"):
+        jf.DistributedStrategy(mode="pserver", on_trainer_lost="continue")  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="'wait' with communication 'async'"):
+        jf.DistributedStrategy(mode="pserver", on_trainer_lost="wait", communication="async")
