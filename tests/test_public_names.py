@@ -41,7 +41,7 @@ PUBLIC = {
     "jaxfleet.capture.embedding": "",
     "jaxfleet.checkpoint": """
         Checkpoint CheckpointSeries PartReceipt Piece commit discard is_disk_full
-        open_checkpoint save_arrays save_pieces write_part
+        open_checkpoint position_facts read_position save_arrays save_pieces write_part
     """,
     "jaxfleet.checkpoint.tables": """
         SavedTable TableSeries compact export_arrays export_text load_tables save_tables

@@ -12,6 +12,8 @@ into the same folder replaces the checkpoint atomically. Only one save at a time
 folder.
 """
 
+from jaxfleet.checkpoint.data_position import position_facts as position_facts
+from jaxfleet.checkpoint.data_position import read_position as read_position
 from jaxfleet.checkpoint.manifest import PartReceipt as PartReceipt
 from jaxfleet.checkpoint.manifest import Piece as Piece
 from jaxfleet.checkpoint.reading import Checkpoint as Checkpoint

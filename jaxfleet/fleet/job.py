@@ -18,7 +18,7 @@
     fleet.stop_worker()
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,8 +234,10 @@ class JobFleet(FleetBase):
         if code:
             raise SystemExit(code)
 
-    def save(self, path: str | Path, state: Any) -> None:
+    def save(self, path: str | Path, state: Any, *, data: Mapping[str, int] | None = None) -> None:
         """Writes a checkpoint, each process its own part; every process must call it.
+
+        `data` is the position of a data loader to save with it, `batches.state()`.
 
         Raises:
             ValueError: there is no step.
@@ -260,7 +262,7 @@ class JobFleet(FleetBase):
             >>> float(fleet.restore("model")["w"])
             1.0
         """
-        self._made().save(path, state)
+        self._made().save(path, state, data=data)
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state in a checkpoint; every process must call it.

@@ -8,7 +8,14 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.checkpoint import Checkpoint, Piece, open_checkpoint, save_arrays, save_pieces
+from jaxfleet.checkpoint import (
+    Checkpoint,
+    Piece,
+    open_checkpoint,
+    position_facts,
+    save_arrays,
+    save_pieces,
+)
 from jaxfleet.checkpoint.tables import load_tables, table_pieces
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Variable
@@ -26,10 +33,12 @@ def save_leaves(
     step: int,
     tables: LocalTables | None = None,
     extra: Mapping[str, np.ndarray] | None = None,
+    data: Mapping[str, int] | None = None,
 ) -> None:
     """Writes a checkpoint of a whole state, from one process.
 
-    The state is `leaves` and the values in `extra`, after `step` steps; `tables` are saved with it.
+    The state is `leaves` and the values in `extra`, after `step` steps; `tables` and the position
+    `data` of a loader are saved with it.
 
     Raises:
         CheckpointError: it cannot be written; the previous checkpoint stays.
@@ -38,13 +47,14 @@ def save_leaves(
     arrays = {name: on_host(value) for name, value in zip(names, leaves, strict=True)}
     arrays.update(extra or {})
     if tables is None or not tables.stores:
-        save_arrays(Path(path).absolute(), arrays, step=step)
+        save_arrays(Path(path).absolute(), arrays, step=step, facts=position_facts(data))
         return
+    facts = {_STEPS: tables.step, **position_facts(data)}
     pieces = (
         *(Piece.whole(name, array) for name, array in arrays.items()),
         *table_pieces(tables.stores.values()),
     )
-    save_pieces(Path(path).absolute(), pieces, step=step, facts={_STEPS: tables.step})
+    save_pieces(Path(path).absolute(), pieces, step=step, facts=facts)
 
 
 def read_tables(checkpoint: Checkpoint, tables: LocalTables) -> None:

@@ -3,7 +3,7 @@
 It takes a state and a batch, or the arguments of the user's function: `ArgumentStep`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
@@ -77,12 +77,19 @@ class ArgumentStep:
         self.arguments.update(given, after)
         return self.arguments.results_of(after, metrics)
 
-    def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
+    def save(
+        self,
+        path: str | Path,
+        state: Any,
+        *,
+        number: int = 0,
+        data: Mapping[str, int] | None = None,
+    ) -> None:
         """Writes a checkpoint, as `Step.save`."""
         if number:  # a job with servers counts its steps itself
-            self.step.save(path, self._named(state), number=number)
+            self.step.save(path, self._named(state), number=number, data=data)
         else:
-            self.step.save(path, self._named(state))
+            self.step.save(path, self._named(state), data=data)
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state of a checkpoint, as `Step.restore`."""

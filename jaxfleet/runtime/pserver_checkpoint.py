@@ -4,13 +4,13 @@ Of a checkpoint the servers write their parts, trainer 0 the rest and the manife
 a whole table trainer 0 requests from the servers, while the others wait.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, write_part
+from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, position_facts, write_part
 from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import CheckpointError, JaxfleetError
 from jaxfleet.ps.client.client import Client
@@ -20,13 +20,22 @@ from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.transport.messages import Kind, Tensor
 
 
-def save_job(client: Client, served: RemoteState, path: Path, leaves: Sequence[Any]) -> None:
-    """Writes a checkpoint of the current step; on failure the previous one stays."""
+def save_job(
+    client: Client,
+    served: RemoteState,
+    path: Path,
+    leaves: Sequence[Any],
+    data: Mapping[str, int] | None,
+) -> None:
+    """Writes a checkpoint of the current step; on failure the previous one stays.
+
+    `data` is the position of trainer 0's loader.
+    """
     client.doing("saving")
     what, error = client.unique(f"save {path}"), None
     if client.me.trainer == 0 and not _is_agreed(client, what):
         try:
-            _save(client, served, path, leaves)
+            _save(client, served, path, leaves, data)
         except (JaxfleetError, OSError) as found:
             error = found
     agree(client, what, error)
@@ -55,7 +64,13 @@ def meet(client: Client, what: str) -> None:
     agree(client, f"begin to {what}", None)
 
 
-def _save(client: Client, served: RemoteState, path: Path, leaves: Sequence[Any]) -> None:
+def _save(
+    client: Client,
+    served: RemoteState,
+    path: Path,
+    leaves: Sequence[Any],
+    data: Mapping[str, int] | None,
+) -> None:
     step, receipts = client.step, list[PartReceipt]()
     asked = [client.request(s, Kind.SAVE, body={"path": str(path)}) for s in _servers(client)]
     try:
@@ -65,7 +80,7 @@ def _save(client: Client, served: RemoteState, path: Path, leaves: Sequence[Any]
         for request in asked:
             assert request.answer is not None
             receipts.append(_receipt(request.answer.body.get("receipt")))
-        commit(path, receipts, step=step)
+        commit(path, receipts, step=step, facts=position_facts(data))
     except BaseException:
         discard(path, receipts)
         raise

@@ -88,14 +88,21 @@ class RankStep(Step[State, Metrics]):
         self._joined.next_step()
         return super().__call__(state, batch)
 
-    def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
+    def save(
+        self,
+        path: str | Path,
+        state: State,
+        *,
+        number: int = 0,
+        data: Mapping[str, int] | None = None,
+    ) -> None:
         """Writes a checkpoint from rank 0, and waits until it is complete; collective.
 
         Raises:
             CheckpointError: rank 0 cannot write it.
             PeerLostError: another rank is gone, or late.
         """
-        super().save(path, state, number=number)
+        super().save(path, state, number=number, data=data)
 
     def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, which every rank reads; collective.
@@ -160,12 +167,17 @@ class RankStep(Step[State, Metrics]):
         )
 
     def _write(
-        self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
+        self,
+        path: str | Path,
+        leaves: list[Any],
+        extra: Mapping[str, np.ndarray],
+        number: int,
+        data: Mapping[str, int] | None,
     ) -> None:
         whole, error = [self._whole_leaf(leaf) for leaf in leaves], None
         if self._joined.rank == 0:
             try:
-                super()._write(path, whole, extra, number)
+                super()._write(path, whole, extra, number, data)
                 self._joined.counts.saves += 1
             except CheckpointError as found:
                 error = found

@@ -212,20 +212,28 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         """Returns the number that the first process passes; `_` names it to the others."""
         return number
 
-    def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
+    def save(
+        self,
+        path: str | Path,
+        state: State,
+        *,
+        number: int = 0,
+        data: Mapping[str, int] | None = None,
+    ) -> None:
         """Writes a checkpoint, which a step in any mode restores.
 
         Args:
             path: a folder; an existing checkpoint is replaced once the new one is complete.
             state: the state to save.
             number: number of steps that led to it, recorded in the checkpoint.
+            data: the position of a data loader to save with it: `batches.state()`.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         leaves, tree = _flatten(self.pull(state))
         check_state(leaves, tree, self.captured)
-        self._write(path, leaves, self._extra(), number)
+        self._write(path, leaves, self._extra(), number, data)
 
     def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, written in any mode.
@@ -380,9 +388,16 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         return {} if self._held is None else self._held.to_save()
 
     def _write(
-        self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
+        self,
+        path: str | Path,
+        leaves: list[Any],
+        extra: Mapping[str, np.ndarray],
+        number: int,
+        data: Mapping[str, int] | None,
     ) -> None:
-        save_leaves(path, self.captured, leaves, step=number, tables=self.tables, extra=extra)
+        save_leaves(
+            path, self.captured, leaves, step=number, tables=self.tables, extra=extra, data=data
+        )
 
     def _opened(self, path: str | Path) -> Checkpoint:
         return open_for(path, self.captured)

@@ -399,7 +399,9 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         state: State = jax.tree_util.tree_unflatten(tree, leaves)
         return state
 
-    def save(self, path: str | Path, state: State) -> None:
+    def save(
+        self, path: str | Path, state: State, *, data: Mapping[str, int] | None = None
+    ) -> None:
         """Writes a checkpoint, which a step in any mode restores; collective.
 
         Every server writes its part, trainer 0 the rest and finally the manifest.
@@ -408,6 +410,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
             path: a folder that all processes of the job can access. An existing checkpoint is
                 replaced once the new one is complete.
             state: the result of the last step; values of any other are sent to the servers first.
+            data: the position of a data loader to save with it; trainer 0's is.
 
         Raises:
             CheckpointError: it cannot be written; the previous checkpoint stays.
@@ -417,7 +420,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         if not self._newest.is_made_of(leaves):
             leaves = self._newest.leaves = self._given(leaves, tree)
         self._pace.flush()
-        save_job(self.client, self._served, Path(path).absolute(), leaves)
+        save_job(self.client, self._served, Path(path).absolute(), leaves, data)
 
     def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, written in any mode; collective.

@@ -1,6 +1,6 @@
 """Protocol of the steps that `distribute` returns, whatever runs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
@@ -66,7 +66,9 @@ class TrainingStep(Protocol[State, Metrics_co]):
         """Returns the state where the step keeps it."""
         ...
 
-    def save(self, path: str | Path, state: State) -> None:
+    def save(
+        self, path: str | Path, state: State, *, data: Mapping[str, int] | None = None
+    ) -> None:
         """Writes a checkpoint, which a step in any mode restores."""
 
     def restore(self, path: str | Path) -> State:
