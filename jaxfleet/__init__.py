@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from jaxfleet import data as data
     from jaxfleet import fleet as fleet
     from jaxfleet import tables as tables
     from jaxfleet.capture import Captured as Captured
@@ -68,7 +69,7 @@ _HOMES = {
     "jaxfleet.strategy": ("DistributedStrategy",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_PACKAGES = ("fleet", "tables")
+_PACKAGES = ("data", "fleet", "tables")
 
 
 class _Package(_ModuleType):

@@ -49,6 +49,7 @@ def test_the_examples_of_a_module_give_what_they_show(
 WITH_EXAMPLES = [
     "jaxfleet",
     "jaxfleet.checkpoint",
+    "jaxfleet.data",
     "jaxfleet.fleet",
     "jaxfleet.notebook",
     "jaxfleet.tables",

@@ -60,6 +60,9 @@ PUBLIC = {
     "jaxfleet.contrib.downpour.pslib": """
         DistributedAdam DownpourOptimizer DownpourServer DownpourWorker PSLib fleet fleet_embedding
     """,
+    "jaxfleet.data": """
+        Batches Loader
+    """,
     "jaxfleet.env": """
         CloudNodes cluster_environment compiled_code_environment dumping_to ensure_cpu_num
         enter_environment Environment is_private JobName periodic_saves_environment
