@@ -108,6 +108,7 @@ SHORT = {
         r"test AUC (\S+), of the truth that is known \S+, of all \S+",
         (0.66, 0.75),
     ),
+    "data_loader": Short(("--epochs", "2"), r"test accuracy (\d\.\d{3})", (0.5, 1.0)),
     "tensorboard": Short(
         ("--steps", "40"),
         r"accuracy (\S+) at step 40; the metrics of 4 steps are in runs/digits",
