@@ -10,6 +10,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import FeedError, PeerLostError, StrategyError
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.cluster import LOST_S, check_same
@@ -219,6 +220,28 @@ def test_a_trainer_that_does_not_return_is_named_after_the_time_given() -> None:
     assert text.startswith("trainer 1 is lost: silent for")
     waited_s = job.ends["trainer 0"].at_s - job.ends["trainer 1"].at_s
     assert LOST_S + 12.0 - 1.0 < waited_s < LOST_S + 12.0 + 1.5
+
+
+def test_servers_report_whom_they_wait_for_and_how_long_still(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = waiting("plain", "--return-s=40")
+    beats: list[str] = []
+
+    def look(_endpoint: str, message: Message) -> int:
+        if message.kind is Kind.HEARTBEAT and message.sender == "server 0":
+            beats.append(str(message.body["doing"]))
+        return 1
+
+    job.network = MemoryNetwork(faults=look)
+    job.run({(1, 3): lambda: kill(25.0) if job.lives[1] == 1 else None})
+    job.results()
+    assert any("waits 30 s more for trainer 1 to return" in beat for beat in beats)
+    assert "trainer 1 to return" not in beats[-1]
+    (notice,) = [
+        x for x in caplog.messages if "trainer 0 waits for trainer 1" in x and "s more" in x
+    ][:1]
+    assert "more for trainer 1 to return" in notice
 
 
 def test_a_returned_trainer_that_begins_anew_is_told_to_resume() -> None:

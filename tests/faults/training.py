@@ -189,7 +189,10 @@ def main() -> None:
     print("begins.", flush=True)  # noqa: T201  # all is imported
     step: Any = jf.distribute(train_step, example=example, strategy=strategy(args))
     with step:
+        state, done = step.resume(state)
         for at, batch in enumerate(batches(args.steps, args.kind), 1):
+            if at <= done:
+                continue
             if at == args.raise_at:
                 raise RuntimeError("the script failed")
             if at == args.stop_at:

@@ -228,7 +228,7 @@ class ServerCore:
             known.step,
             now - known.heard,
             known.late_s,
-            known.doing,
+            self.trainers.doing(number, now),
             known.left,
             known.own_s,
             self.trainers.is_lost(number, now),

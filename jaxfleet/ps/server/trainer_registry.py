@@ -298,9 +298,19 @@ class TrainerRegistry:
         gone = [n for n in self.by_id if self.is_lost(n, now)]
         if not gone:
             return ""
-        silent_s = max(now - self.by_id[number].heard for number in gone)
         names = ", ".join(f"trainer {number}" for number in gone)
-        return f"waits {max(self.patience_s() - silent_s, 0.0):.0f} s more for {names} to return"
+        left_s = min(self._left_s(number, now) for number in gone)
+        return f"waits {left_s:.0f} s more for {names} to return"
+
+    def doing(self, number: int, now: float) -> str:
+        """Returns the last activity of a trainer, or how long a lost one is still waited for."""
+        last = self.by_id[number].doing
+        if not (self.may_return and self.is_lost(number, now)):
+            return last
+        return f"lost, and waited for {self._left_s(number, now):.0f} s more; last: {last}"
+
+    def _left_s(self, number: int, now: float) -> float:
+        return max(self.patience_s() - (now - self.by_id[number].heard), 0.0)
 
     def lost(self, now: float) -> list[str]:
         """Returns the lost trainers: `trainer 1`."""
