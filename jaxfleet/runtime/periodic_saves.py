@@ -63,7 +63,12 @@ class PeriodicSaver:
             self._write(state)
 
     def newest(self) -> tuple[Path, int] | None:
-        """Returns the last good checkpoint and its step, the same on all processes; collective."""
+        """Returns the last good checkpoint and its step, the same on all processes; collective.
+
+        None if there is none, or steps have run since this process began or restored one.
+        """
+        if self.done:
+            return None
         found = self._series.latest(warn=alert) if self._is_first() else None
         number = self._agree("find the last periodic checkpoint", 0 if found is None else found + 1)
         return (self._series.path(number - 1), number - 1) if number else None

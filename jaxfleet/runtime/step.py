@@ -261,11 +261,20 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
     def resume(self, state: State) -> tuple[State, int]:
         """Returns the state to go on from, and the number of steps that it includes.
 
-        No process of this mode takes a lost one's place, so it is the state that is passed: of no
-        step, or of a checkpoint that this step has restored.
+        It is that of the job's last periodic checkpoint (`jaxfleet launch --save-every`), if there
+        is one and no step has run. Otherwise it is the state that is passed: of no step, or of a
+        checkpoint that this step has restored. No process of this mode takes a lost one's place.
+
+        Raises:
+            CheckpointError: the last periodic checkpoint is of another step.
         """
-        is_restored = self._restored.is_made_of(jax.tree_util.tree_leaves(state))
-        return state, self._restored_steps if is_restored else 0
+        if self._restored.is_made_of(jax.tree_util.tree_leaves(state)):
+            return state, self._restored_steps
+        found = self._saver.newest() if self._saver is not None else None
+        if found is None:
+            return state, 0
+        path, done = found
+        return self.restore(path), done
 
     def _readable_leaves(
         self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]

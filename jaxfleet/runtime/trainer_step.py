@@ -368,8 +368,10 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         """Returns the state to go on from, and the number of steps that it includes.
 
         A process that takes a lost trainer's place (`on_trainer_lost="wait"`) receives the state
-        before the step that was being computed. Any other one has its own state back, which is of
-        no step, or of a checkpoint that it has restored.
+        before the step that was being computed. In a job that begins, all trainers receive that of
+        its last periodic checkpoint (`jaxfleet launch --save-every`), if there is one. Any other
+        process has its own state back, which is of no step, or of a checkpoint that it has
+        restored.
 
         Args:
             state: the initial one, as for the first step.
@@ -377,16 +379,27 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         Raises:
             FeedError: it does not match the example.
             PeerLostError: a server is gone or late, or has lost part of the state.
+            CheckpointError: the last periodic checkpoint is of another step.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         client = self.client
         if self._newest.is_made_of(leaves):
             return state, client.step
         former = client.former
-        if former is None or former.done == 0 or self._newest.leaves:
+        if self._newest.leaves:
             return state, 0
         self._newest.check(leaves, tree)
-        return self._resumed(former), former.done
+        if former is not None and former.done > 0:
+            if self._saver is not None:
+                self._saver.resume(former.done)
+            return self._resumed(former), former.done
+        saver = self._saver
+        if saver is None or (found := saver.newest()) is None:
+            return state, 0
+        path, done = found
+        restored = self.restore(path)
+        saver.resume(done)
+        return restored, done
 
     def _resumed(self, former: FormerProcess) -> State:
         client, served = self.client, self._served

@@ -15,6 +15,7 @@ from tests.faults import memory_training, training
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_training import TrainingJob
+from tests.faults.test_trainers_return import AWAY_S, STEPS, kill_before, waiting
 
 
 def saving(
@@ -51,6 +52,51 @@ def test_a_job_saves_itself_although_a_server_dies(
     job.run({(0, 2): kill, (1, 6): partial(job.kill_server, 0, away_s=1.0)})
     check_same(job.results(), undisturbed("norm", 10))
     assert series.steps() == ((3, 6, 9) if every == "3steps" else (4, 8))
+    last = series.steps()[-1]
+    check_same([restored(series.path(last), "norm")], undisturbed("norm", last))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ["norm", "clip", "table"])
+def test_a_job_that_begins_again_goes_on_from_its_last_checkpoint(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
+) -> None:
+    series = saving(monkeypatch, tmp_path / "saved", "2steps", keep=2)
+    TrainingJob(options=[f"--kind={kind}", "--steps=5"]).run().results()
+    assert series.steps() == (2, 4)
+    ran: list[int] = []
+    job = TrainingJob(options=[f"--kind={kind}", "--steps=7"])
+
+    def note(_step: TrainerStep, state: Any, number: int) -> Any:
+        ran.append(number)
+        return state
+
+    job.between = note
+    check_same(job.run().results(), undisturbed(kind, 7))
+    assert sorted(ran) == [5, 5, 6, 6, 7, 7]
+    assert series.steps() == (4, 6)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("every", ["2steps", "0.001s"])
+@pytest.mark.parametrize("trainer", [0, 1])
+@pytest.mark.parametrize("number", range(11, 48, 3))
+def test_a_trainer_that_returns_saves_with_the_others(
+    *,
+    number: int,
+    trainer: int,
+    every: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: Undisturbed,
+) -> None:
+    series = saving(monkeypatch, tmp_path / "saved", every)
+    job = waiting("norm")
+    kill_before(job, trainer, number, away_s=AWAY_S)
+    job.run()
+    assert job.lives[trainer] == 2
+    check_same(job.results(), undisturbed("norm", STEPS))
+    assert series.steps() == ((2, 4, 6) if every == "2steps" else (4,))
     last = series.steps()[-1]
     check_same([restored(series.path(last), "norm")], undisturbed("norm", last))
 

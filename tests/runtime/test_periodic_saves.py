@@ -57,7 +57,9 @@ def test_the_last_few_checkpoints_are_kept(tmp_path: Path) -> None:
         own.after_step(float(step))
     assert steps(tmp_path) == (9, 12)
     assert own.count == 4
-    assert own.newest() == (tmp_path / "step" / "step-00000012", 12)
+    assert own.newest() is None  # it has run steps
+    again = saver(tmp_path, "3steps")
+    assert again.newest() == (tmp_path / "step" / "step-00000012", 12)
     assert open_checkpoint(tmp_path / "step" / "step-00000012").read("w").tolist() == [12.0] * 2
 
 
@@ -131,7 +133,8 @@ def test_a_damaged_checkpoint_is_passed_over(
         own.after_step(float(step))
     (damaged,) = (tmp_path / "step" / "step-00000002").glob("part-*/part.json")
     damaged.write_text("{}")
-    assert own.newest() == (tmp_path / "step" / "step-00000001", 1)
+    again = saver(tmp_path, "1steps")
+    assert again.newest() == (tmp_path / "step" / "step-00000001", 1)
     assert "step 2 is passed over" in caplog.text
     other = saver(tmp_path, "1steps", first=False, agree=lambda _, __: 2)
     assert other.newest() == (tmp_path / "step" / "step-00000001", 1)  # the first one's word
@@ -190,6 +193,14 @@ def test_a_step_of_a_launched_process_writes_them(
     for _ in range(2):
         state, _ = other(state, batch)
     assert series.steps() == (6, 8)  # counted on from the restored one
+    third = jf.distribute(add, example=(jnp.zeros(2), batch), strategy="single")
+    state, done = third.resume(jnp.zeros(2))
+    assert done == 8
+    np.testing.assert_array_equal(state, np.full(2, 32.0, np.float32))
+    for _ in range(2):
+        state, _ = third(state, batch)
+    assert third.resume(state) == (state, 0)  # it has begun
+    assert series.steps() == (8, 10)
 
 
 def test_one_of_several_processes_alone_writes_none(
