@@ -71,7 +71,8 @@ def test_a_job_of_another_size_reads_what_was_left(trainers: int, tmp_path: Path
 
     def go_on(step: TrainerStep) -> Any:
         me = step.client.me.trainer
-        state = step.restore(tmp_path / "c")
+        state, done = step.resume(step.restore(tmp_path / "c"))
+        assert loader(me, trainers).from_checkpoint(tmp_path / "c").step == done == SAVED_AT
         for batch in loader(me, trainers).from_checkpoint(tmp_path / "c"):
             numbers.setdefault(me, []).append(batch["n"].tolist())
             state, _ = step(state, batch)
