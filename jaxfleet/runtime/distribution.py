@@ -95,6 +95,11 @@ class ArgumentStep:
         """Returns the state of a checkpoint, as `Step.restore`."""
         return self._bare(self.step.restore(path))
 
+    def resume(self, state: Any) -> tuple[Any, int]:
+        """Returns the state to go on from, and the number of its steps, as `Step.resume`."""
+        found, done = self.step.resume(self._named(state))
+        return self._bare(found), done
+
     def pull(self, state: Any) -> Any:
         """Returns the state with a value for every leaf, as `Step.pull`."""
         return self._bare(self.step.pull(self._named(state)))

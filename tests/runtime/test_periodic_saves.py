@@ -203,6 +203,28 @@ def test_a_step_of_a_launched_process_writes_them(
     assert series.steps() == (8, 10)
 
 
+def add_both(total: Any, count: Any, x: Any) -> tuple[Any, Any, Any]:
+    return total + x.sum(0), count + 1, x.max()
+
+
+def test_a_step_of_several_arguments_resumes_all_of_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = PeriodicSaves(tmp_path, SaveInterval(steps=2))
+    rank = {"PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:7001", "PADDLE_TRAINER_ID": "0"}
+    for name, value in {**periodic_saves_environment(saves), **rank}.items():
+        monkeypatch.setenv(name, value)
+    x, first = jnp.ones((4, 2)), (jnp.zeros(2), jnp.int32(0))
+    step: Any = jf.distribute(add_both, example=(*first, x), strategy="single")
+    (total, count), done = step.resume(first)
+    assert done == 0
+    for _ in range(3):
+        total, count, _ = step(total, count, x)
+    again: Any = jf.distribute(add_both, example=(*first, x), strategy="single")
+    (total, count), done = again.resume(first)
+    assert (done, int(count), total.tolist()) == (2, 2, [8.0, 8.0])
+
+
 def test_one_of_several_processes_alone_writes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
