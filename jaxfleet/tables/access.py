@@ -54,6 +54,22 @@ class TableAccess(Protocol):
         ...
 
 
+class RowReader(Protocol):
+    """Reading of rows outside of a step, which leaves tables as they are."""
+
+    def peek(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows as of the end of the previous step, and creates none.
+
+        Args:
+            table: its name.
+            keys: int64[n], unique.
+
+        Returns:
+            float32[n, dim]; a key without a row has the values with which its row would begin.
+        """
+        ...
+
+
 def unknown_table(table: object, known: Collection[str]) -> ProgramError:
     """Error for a table that is not among those of the step."""
     what = f"there is no table '{table}' in this step, which has {', '.join(known) or 'none'}"
@@ -81,7 +97,7 @@ class LiveTable:
         return keys[order], rows[order]
 
 
-class LocalTables(TableAccess):
+class LocalTables(TableAccess, RowReader):
     """`TableAccess` for a step without servers, whose tables are in this process."""
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
@@ -99,6 +115,9 @@ class LocalTables(TableAccess):
         return {
             name: self._store(name).look_up(some, step=self.step) for name, some in keys.items()
         }
+
+    def peek(self, table: str, keys: np.ndarray) -> np.ndarray:
+        return self._store(table).peek(keys)
 
     def push(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Dim, Kind, Operator, Program
-from jaxfleet.tables.access import TableAccess
+from jaxfleet.tables.access import RowReader, TableAccess
 from jaxfleet.tables.spec import TableSpec
 
 LOOKUP, SEND = "distributed_lookup_table", "send_rows"
@@ -136,14 +136,16 @@ class HostTables:
                 access.push(each.table, np.empty(0, np.int64), nothing)
 
 
-def looked_up(access: TableAccess, table: str, keys: np.ndarray) -> np.ndarray:
+def looked_up(reader: RowReader, table: str, keys: np.ndarray) -> np.ndarray:
     """Returns float32[*keys.shape, dim], rows outside of a step, for example to evaluate.
+
+    It creates no rows: serving would otherwise take memory for every key that it ever met.
 
     Raises:
         FeedError: `keys` are not valid keys.
     """
     unique, (places,) = join([keys_of(f"keys of table '{table}'", keys)])
-    rows: np.ndarray = access.look_up(table, unique)[places]
+    rows: np.ndarray = reader.peek(table, unique)[places]
     return rows
 
 

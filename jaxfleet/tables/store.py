@@ -69,12 +69,24 @@ class TableStore:
         if self._waiting is None:
             rows = self._columns[ROWS].take(self._slots(keys, step))
         else:
-            slots = self._index.find(keys)
-            rows = self._columns[ROWS].take(slots)
-            absent = np.flatnonzero(slots == NOWHERE)
-            if len(absent):
-                rows[absent] = self._initial(keys[absent])
+            rows = self._in_memory(keys)
         self._settle(keys, step)
+        return rows
+
+    def peek(self, keys: np.ndarray) -> np.ndarray:
+        """Returns float32[n, dim], the rows of int64[n] keys, and changes nothing.
+
+        A key without a row has the values with which its row would begin.
+        """
+        return self._in_memory(_keys(keys))
+
+    def _in_memory(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the rows that are in memory; initial values for other keys."""
+        slots = self._index.find(keys)
+        rows = self._columns[ROWS].take(slots)
+        absent = np.flatnonzero(slots == NOWHERE)
+        if len(absent):
+            rows[absent] = self._initial(keys[absent])
         return rows
 
     def update(

@@ -65,6 +65,18 @@ class TieredStore(TableStore):
     def __len__(self) -> int:
         return len(self._index) + len(self._disk)
 
+    def peek(self, keys: np.ndarray) -> np.ndarray:
+        """Returns rows, as `TableStore.peek`; those on disk stay there."""
+        rows = super().peek(keys)
+        absent = np.flatnonzero(self._index.find(keys) == NOWHERE)
+        if (batch := self._disk_rows(np.unique(keys[absent]))) is not None:
+            order = np.argsort(batch.keys)
+            places = np.searchsorted(batch.keys, keys[absent], sorter=order)
+            places = order[np.minimum(places, len(order) - 1)]
+            found = batch.keys[places] == keys[absent]
+            rows[absent[found]] = batch.rows[places[found]]
+        return rows
+
     def shrink(self, step: int) -> int:
         before = len(self)
         if any(isinstance(part, Unseen | ByScore) for part in self.spec.evictions):

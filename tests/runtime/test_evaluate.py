@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
+from jaxfleet.capture.embedding.tables import EmbeddingTable
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.runtime.step_state import Handle
@@ -164,6 +165,76 @@ def test_servers_give_rows_to_a_function() -> None:
         return now["params"], ()
 
     twin.play(script)
+
+
+UNSEEN = np.array([[100, 2**50], [-7, 101]])
+
+
+def table_step_of(users: EmbeddingTable) -> tuple[Any, Any, Any]:
+    """Returns a step that trains a table, and its example."""
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        def loss_of(params: Any) -> jax.Array:
+            return jnp.mean(jnp.square(users(params["users"], batch["ids"]).sum((1, 2)) - 1.0))
+
+        loss, grads = jax.value_and_grad(loss_of)(state["params"])
+        updates, opt = TX.update(grads, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
+
+    params = {"users": users.init()}
+    return step, {"params": params, "opt": TX.init(params)}, {"ids": FAR_KEYS}
+
+
+def check_nothing_kept(step: Any, state: Any, users: EmbeddingTable) -> None:
+    before = step.stats()["tables"]["users"]
+    found = step.evaluate(lambda s, b: users(s["params"]["users"], b), state, UNSEEN)
+    np.testing.assert_array_equal(found, step.look_up("users", UNSEEN))
+    after = step.stats()["tables"]["users"]
+    assert after["rows"] == before["rows"] == len(np.unique(FAR_KEYS))
+    assert after["bytes_live"] == before["bytes_live"]
+
+
+def trained_rows(
+    step: Any, state: Any, batch: Any, users: EmbeddingTable, *, evaluates: bool
+) -> np.ndarray:
+    """Trains a table, evaluates keys that it has not met or not, and trains those."""
+    for _ in range(3):
+        state, _ = step(state, batch)
+        if evaluates:
+            check_nothing_kept(step, state, users)
+    state, _ = step(state, {"ids": np.concatenate([UNSEEN, UNSEEN])})
+    rows: np.ndarray = step.look_up("users", [*FAR_KEYS, *UNSEEN])
+    return rows
+
+
+def table_of(memory_rows: int | None) -> EmbeddingTable:
+    rule, bound = jf.tables.Adagrad(0.1), jf.tables.Capacity(1 << 16)
+    return jf.embedding_table("users", 3, optimizer=rule, evictions=bound, memory_rows=memory_rows)
+
+
+@pytest.mark.parametrize("memory_rows", [None, 2])
+def test_an_evaluation_keeps_no_row_and_changes_no_later_step(memory_rows: int | None) -> None:
+    """Rows of keys that only evaluations meet would exceed the capacity, and grow for ever."""
+    users, ends = table_of(memory_rows), []
+    step, state, batch = table_step_of(users)
+    for evaluates in (True, False):
+        one = jf.distribute(step, (state, batch), jf.DistributedStrategy(devices=1, donate=False))
+        ends.append(trained_rows(one, state, batch, users, evaluates=evaluates))
+    np.testing.assert_array_equal(*ends)
+
+
+@pytest.mark.parametrize("memory_rows", [None, 2])
+def test_an_evaluation_keeps_no_row_on_servers(memory_rows: int | None) -> None:
+    users = table_of(memory_rows)
+    step, state, batch = table_step_of(users)
+
+    def rows_after(*, evaluates: bool) -> Any:
+        def script(one: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
+            return trained_rows(one, state, batch, users, evaluates=evaluates), ()
+
+        return jf.Twin(step, (state, batch), servers=2, trainers=1).play(script).states[0]
+
+    np.testing.assert_array_equal(rows_after(evaluates=True), rows_after(evaluates=False))
 
 
 def test_keys_that_are_computed_inside_the_function_are_refused() -> None:

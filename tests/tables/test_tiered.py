@@ -81,6 +81,11 @@ def done(store: TableStore, what: str, step: int, *, scores: bool) -> object:
     match what:
         case "look_up":
             return store.look_up(np.concatenate([keys, keys]), step=step).tobytes()
+        case "peek":
+            before = arrays_of(store.batches()), store.stats()["rows"]
+            rows = store.peek(np.concatenate([keys, keys])).tobytes()
+            assert before == (arrays_of(store.batches()), store.stats()["rows"])
+            return rows
         case "update":
             store.update(keys, values, step=step, shows=counts, clicks=counts)
         case "add":
@@ -94,7 +99,7 @@ def done(store: TableStore, what: str, step: int, *, scores: bool) -> object:
     return None
 
 
-CALLS = ["look_up", "update", "update", "add", "shrink", "drop", "save", "clear"]
+CALLS = ["look_up", "peek", "update", "update", "add", "shrink", "drop", "save", "clear"]
 
 
 @given(st.lists(st.sampled_from(CALLS), min_size=6, max_size=12), st.integers(0, 3))
@@ -155,6 +160,16 @@ def test_the_rows_used_last_are_in_memory() -> None:
     tiered.look_up(KEYS[30:31])
     here, _ = tiered._index.items()  # noqa: SLF001
     assert set(here.tolist()) == {*KEYS[3:5], *KEYS[28:31]}
+
+
+def test_a_peek_moves_no_row_between_memory_and_disk() -> None:
+    _, tiered = both()
+    tiered.look_up(KEYS[:30])
+    here, _ = tiered._index.items()  # noqa: SLF001
+    rows = tiered.peek(KEYS)
+    assert len(tiered) == 30
+    np.testing.assert_array_equal(tiered._index.items()[0], here)  # noqa: SLF001
+    np.testing.assert_array_equal(rows, tiered.look_up(KEYS))
 
 
 def test_many_rows_are_kept_in_a_map_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:

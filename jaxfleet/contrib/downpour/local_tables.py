@@ -247,6 +247,10 @@ class LocalTables:
         """Looks up rows of a declared sparse table: float32[n, dim]."""
         return self._sparse[name].look_up(keys, step=self.step)
 
+    def peek(self, name: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows as `look_up`, and creates none."""
+        return self._sparse[name].peek(keys)
+
     def push(self, rows: Mapping[str, Push], dense: Mapping[int, Sequence[np.ndarray]]) -> None:
         """Updates sparse tables by name and dense ones by number, as one step.
 

@@ -94,6 +94,10 @@ class ServerTables:
         self.begin()
         return self._tables.look_up(name, keys)
 
+    def peek(self, name: str, keys: np.ndarray) -> np.ndarray:
+        self.begin()
+        return self._tables.peek(name, keys)
+
     def pull_dense(
         self, table_id: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray]:

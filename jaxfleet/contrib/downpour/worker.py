@@ -41,6 +41,8 @@ class Tables(Protocol):
 
     def look_up(self, name: str, keys: np.ndarray) -> np.ndarray: ...
 
+    def peek(self, name: str, keys: np.ndarray) -> np.ndarray: ...
+
     def pull_dense(
         self, table_id: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray]: ...
@@ -157,9 +159,10 @@ class Worker:
         ids, sample, samples = _ids(one.ids, feed)
         keys, places = np.unique(ids, return_inverse=True)
         is_padding = None if one.padding is None else ids == one.padding
-        rows = self._tables.look_up(one.table, keys)
+        read = self._tables.look_up if self._is_trained else self._tables.peek
+        rows = read(one.table, keys)
         if one.shows:
-            rows = np.concatenate([self._tables.look_up(one.table + SHOWN, keys), rows], axis=1)
+            rows = np.concatenate([read(one.table + SHOWN, keys), rows], axis=1)
         rows = rows[places]
         if is_padding is not None:
             rows[is_padding] = 0

@@ -11,7 +11,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.tables import RowBatch, TableSpec
-from jaxfleet.tables.access import LiveTable, TableAccess, unknown_table
+from jaxfleet.tables.access import LiveTable, RowReader, TableAccess, unknown_table
 from jaxfleet.tables.buckets import buckets_of, server_of
 from jaxfleet.tables.eviction import no_scores
 from jaxfleet.transport.buffers import BufferPool
@@ -48,7 +48,7 @@ class KeyPartition:
         return [rows] if self.places is None else [rows[place] for place in self.places]
 
 
-class RemoteTables(TableAccess):
+class RemoteTables(TableAccess, RowReader):
     """The tables of a job, stored on servers.
 
     Look-ups are numbered, answered once the previous step is applied, and repeated to a restarted
@@ -74,9 +74,19 @@ class RemoteTables(TableAccess):
             ProgramError: there is no such table, or the keys are invalid.
             PeerLostError: a server, or a trainer that it waits for, left or timed out.
         """
-        asked = {table: self._ask(table, of_table) for table, of_table in keys.items()}
+        asked = {}
+        for table, of_table in keys.items():
+            shares = self._shares[table] = self._divide(table, of_table)
+            asked[table] = self._ask({"table": table}, shares)
         self._client.wait([request for requests in asked.values() for request in requests])
-        return {table: self._joined(table, requests) for table, requests in asked.items()}
+        return {table: self._joined(table, self._shares[table], x) for table, x in asked.items()}
+
+    def peek(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows, and leaves the servers' tables as they are; raises as `look_up_all`."""
+        shares = self._divide(table, keys)
+        asked = self._ask({"table": table, "peek": True}, shares)
+        self._client.wait(asked)
+        return self._joined(table, shares, asked)
 
     def push(
         self,
@@ -160,24 +170,24 @@ class RemoteTables(TableAccess):
         """The current step, distinct from the same step before a checkpoint was restored."""
         return self._client.rewinds, self._client.step
 
-    def _ask(self, table: str, keys: np.ndarray) -> list[PendingRequest]:
-        shares = self._shares[table] = self._divide(table, keys)
+    def _ask(self, body: Mapping[str, Plain], shares: KeyPartition) -> list[PendingRequest]:
         step = self._client.step
-        if self._pushed.get(table) == self._now:
+        if self._pushed.get(str(body["table"])) == self._now:
             step += 1  # after its own push, a look-up sees this step
         return [
             self._client.request(
                 server,
                 Kind.LOOK_UP,
                 step=step,
-                body={"table": table},
+                body=body,
                 tensors=(Tensor("keys", part),),
             )
             for server, part in enumerate(shares.parts)
         ]
 
-    def _joined(self, table: str, requests: Iterable[PendingRequest]) -> np.ndarray:
-        shares = self._shares[table]
+    def _joined(
+        self, table: str, shares: KeyPartition, requests: Iterable[PendingRequest]
+    ) -> np.ndarray:
         found = [self._rows(table, request) for request in requests]
         if shares.places is None:
             return found[0]

@@ -157,12 +157,16 @@ class RowLookupHandler:
     def _start(
         self, request: Request, table: ServerTable, keys: np.ndarray, held: ServerState
     ) -> None:
+        # An evaluation trains none of its keys, so they get no rows, and the scheduler need not
+        # remember which values the trainer has.
+        is_peek = bool(request.message.body.get("peek"))
 
         def run() -> np.ndarray:
-            return table.look_up(keys, request.step)
+            return table.peek(keys) if is_peek else table.look_up(keys, request.step)
 
         def then(rows: np.ndarray) -> None:
-            held.scheduler.gave_rows(table.spec.name, request.trainer, keys, rows)
+            if not is_peek:
+                held.scheduler.gave_rows(table.spec.name, request.trainer, keys, rows)
             self.outbox.reply(request, Kind.ROWS, {}, (Tensor("rows", rows),))
 
         def failed(error: Exception) -> None:

@@ -87,6 +87,7 @@ class ServerTable:
         """Compiles all operations of a step, on temporary rows."""
         scratch, key = TableStore(self.spec), np.zeros(1, np.int64)
         grads = np.zeros_like(scratch.look_up(key))
+        scratch.peek(key)
         scratch.update(*merge([(key, grads), (key, grads)]))
         assert self.rows.spec == self.spec
 
@@ -98,6 +99,10 @@ class ServerTable:
         self._given = None
         with self.reading.measured(len(keys)):
             return self.rows.look_up(keys, step=step)
+
+    def peek(self, keys: np.ndarray) -> np.ndarray:
+        with self.reading.measured(len(keys)):
+            return self.rows.peek(keys)
 
     def update(self, pushes: Sequence[RowPush], step: int) -> None:
         """Sums the trainers' pushes, in their order, and applies the sum once."""

@@ -76,6 +76,19 @@ def test_steps_are_those_of_numpy() -> None:
     np.testing.assert_array_equal(rows(served, 4), after(3))
 
 
+def test_a_peek_keeps_no_row_and_no_copy_for_its_trainer() -> None:
+    to = bench(table_program(trainers=1), trainers=1)
+    held = to.core._router.held  # noqa: SLF001
+    assert held is not None
+    kept: list[Any] = []
+    held.scheduler.gave_rows = lambda *_: kept.append(_)  # type: ignore[method-assign]
+    body, unseen = {"table": USERS.name, "peek": True}, KEYS + 1000
+    ((_, message),) = to.send(0, Kind.LOOK_UP, 1, body, {"keys": unseen})
+    np.testing.assert_array_equal(found(message), initial(USERS, unseen))
+    assert held.tables[USERS.name].stats()["rows"] == 0
+    assert not kept
+
+
 def test_a_look_up_waits_until_the_step_before_is_applied() -> None:
     served = bench()
     assert not push(served, 0, 1, KEYS)
