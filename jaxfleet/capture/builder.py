@@ -29,6 +29,7 @@ from jaxfleet.capture.primitives import (
     not_data,
     read_loop,
 )
+from jaxfleet.capture.roles import ancestors_of
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import (
     Attrs,
@@ -113,7 +114,10 @@ def build(jaxpr: Jaxpr, inputs: Sequence[Operand]) -> Draft:
         Block(b.index, b.parent, b.variables, b.args, tuple(b.ops), b.results)
         for b in builder.blocks
     ]
-    return Draft(blocks, builder.constants, results, tuple(builder.kept_rows))
+    # Dead operators count: without its value, nothing of a linear function is left but gradients.
+    differentiated = ancestors_of(blocks[0].ops, builder.differentiated).intersection(inputs)
+    kept_rows = tuple(builder.kept_rows)
+    return Draft(blocks, builder.constants, results, kept_rows, frozenset(differentiated))
 
 
 class _Builder:
@@ -125,6 +129,7 @@ class _Builder:
         self.by_digest: dict[str, str] = {}
         self.count = 0
         self.kept_rows: list[Source] = []  # recomputations inlined into their surroundings
+        self.differentiated: set[str] = set()  # what differentiated operators of block 0 read
 
     def read(self, closed: Jaxpr, inputs: list[Operand], place: _Place) -> list[Operand]:
         jaxpr, consts = jax_adapter.open_jaxpr(closed)
@@ -165,6 +170,8 @@ class _Builder:
         given, made = Operands.of(*reads), Operands.of(*writes)
         op = replace(op, inputs=given, outputs=made, role=role, source=source)
         self.current.ops.append(op)
+        if "jvp(" in stack and self.current is self.blocks[0]:
+            self.differentiated.update(op.reads)
 
     def _check(self, check: Check, inputs: list[Operand]) -> tuple[Operator, list[Operand]]:
         place = check.number

@@ -18,6 +18,7 @@ class Draft:
     results: Sequence[Operand]  # of the step, flat
     # Recomputations that were inlined because they look up rows of tables
     kept_rows: tuple[Source, ...] = ()
+    differentiated: frozenset[str] = frozenset()  # inputs of functions that are differentiated
 
     def without_dead_ops(self) -> "Draft":
         """Returns the draft without operators whose results are unused.

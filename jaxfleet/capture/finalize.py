@@ -31,7 +31,7 @@ def finalize(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> 
     draft, root = inner.draft, inner.draft.blocks[0]
     gradients = find_gradients(root.ops, state=state_names, types=types)
     params = {gradient.param for gradient in gradients} | inner.params
-    _check_all_marked(root.ops, types, interface, params, inner.results)
+    _check_all_marked(draft, types, interface, params, inner.results)
     metrics = [value for _, value in interface.metrics if isinstance(value, str)]
     ops = assign_roles(
         root.ops,
@@ -56,15 +56,21 @@ def finalize(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> 
 
 
 def _check_all_marked(
-    ops: Sequence[Operator],
+    draft: Draft,
     types: Mapping[str, Variable],
     interface: Interface,
     params: set[str],
     updated: Collection[str],
 ) -> None:
+    """Rejects a leaf that a loss depends on, and that unmarked gradients update.
+
+    The gradients of a loss that is linear in a leaf do not read it. Leaves that no loss depends on
+    are statistics of gradients, or an optimizer's.
+    """
+    ops = draft.blocks[0].ops
     reached = unmarked(ops, types, updated)
     gradients = [name for op in ops if op.role is Role.BACKWARD for name in op.writes]
-    read = ancestors_of(ops, gradients)
+    read = ancestors_of(ops, gradients) | draft.differentiated
     updates = {name: op for op in ops for name in op.writes}
     for variable, value in zip(interface.state, interface.new_state, strict=True):
         if not isinstance(value, str) or value not in reached:

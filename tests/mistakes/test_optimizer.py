@@ -25,6 +25,66 @@ def test_an_optimizer_that_is_not_wrapped() -> None:
         jf.capture(step, example=(state, batch()))
 
 
+def linear(weights: Any, batch: Batch) -> jax.Array:
+    return jnp.mean(batch["x"] @ weights["w"] + weights["b"])
+
+
+@pytest.mark.parametrize("returns_loss", [True, False])
+@pytest.mark.parametrize("cast", [lambda x: x, lambda x: x.astype(jnp.bfloat16)])
+def test_an_optimizer_of_a_linear_loss_that_is_not_wrapped(cast: Any, returns_loss: bool) -> None:
+    """Its gradients do not depend on the parameters, which look like statistics of gradients."""
+    tx = optax.adam(0.1)
+
+    def step(state: State, batch: Batch) -> tuple[State, Any]:
+        value, grads = jax.value_and_grad(lambda p: linear(jax.tree.map(cast, p), batch))(
+            state["params"]
+        )
+        updates, opt = tx.update(grads, state["opt_state"], state["params"])
+        new = {"params": optax.apply_updates(state["params"], updates), "opt_state": opt}
+        return new, value if returns_loss else {}
+
+    state = {"params": params(), "opt_state": tx.init(params())}
+    with refused(
+        CaptureError,
+        cause="'params/b' is trained, but no optimizer is wrapped",
+        line="optax.apply_updates(",
+        hint="tx = jf.distributed_optimizer(",
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+def test_a_linear_part_whose_optimizer_is_not_wrapped() -> None:
+    tx, bare = wrapped(), optax.sgd(0.1)
+
+    def step(state: State, batch: Batch) -> tuple[State, Any]:
+        weights = state["params"]
+        grads = jax.grad(lambda p: linear(p, batch) + jnp.sum(p["w"] ** 2))(weights)
+        updates, opt = tx.update(grads["w"], state["opt_state"], weights["w"])
+        moved, _ = bare.update(grads["b"], bare.init(weights["b"]))
+        new = {"w": optax.apply_updates(weights["w"], updates), "b": weights["b"] + moved}
+        return {"params": new, "opt_state": opt}, {}
+
+    state = {"params": params(), "opt_state": tx.init(params()["w"])}
+    with refused(
+        CaptureError,
+        cause="the gradient of 'params/b' does not pass through distributed_optimizer",
+        line='weights["b"] + moved',
+        hint=OUTERMOST,
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+def test_statistics_of_gradients_need_no_optimizer() -> None:
+    """Also those with the shape of a parameter, as long as no loss depends on them."""
+
+    def step(state: State, batch: Batch) -> tuple[State, Any]:
+        grads = jax.grad(linear)(state["params"], batch)
+        mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mean"], grads)
+        return {**state, "mean": mean}, {"largest": jnp.max(state["mean"]["w"])}
+
+    jf.capture(step, example=({"params": params(), "mean": params()}, batch()))
+
+
 @pytest.mark.parametrize(
     "tx",
     [
