@@ -101,7 +101,7 @@ class MetricsLog:
         self._statistics, self._on_close = statistics, on_close
         self._queue: deque[tuple[StepScalars, Mapping[str, Any]]] = deque()
         self._since: tuple[int, float] | None = None  # a step, and when it returned
-        self._process = os.getpid()  # a fork must not write the same once more
+        self._process = os.getpid()
         self._is_open = writer is not None
         self._told_of_left_out = False
         self.failures = 0
@@ -110,6 +110,8 @@ class MetricsLog:
 
     def note(self, scalars: StepScalars) -> None:
         """Records a step, and writes those that are computed."""
+        if self._is_of_parent:
+            return
         step, now = scalars.step, self._clock()
         if step % self._every == 0:
             self._queue.append((scalars, self._numbers(step, now)))
@@ -122,6 +124,8 @@ class MetricsLog:
 
     def flush(self) -> None:
         """Writes all recorded steps, after waiting for them, and flushes the writer."""
+        if self._is_of_parent:
+            return
         while self._queue:
             self._write(*self._queue.popleft())
         flush = getattr(self._writer, "flush", None)
@@ -131,7 +135,7 @@ class MetricsLog:
 
     def close(self) -> None:
         """Writes all recorded steps and ends the log; a second call does nothing."""
-        if not self._is_open or self._process != os.getpid():
+        if not self._is_open or self._is_of_parent:
             return
         self.flush()
         self._is_open = False
@@ -148,6 +152,11 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _is_of_parent(self) -> bool:
+        """Whether this process is a fork, which must not write into its parent's files."""
+        return self._process != os.getpid()
 
     def _numbers(self, step: int, now: float) -> dict[str, Any]:
         numbers = dict(self._statistics())

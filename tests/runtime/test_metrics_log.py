@@ -432,3 +432,20 @@ def test_the_first_of_two_ranks_writes(tmp_path: Path) -> None:
     found = scalars_in(folder)
     assert list(found) == [10, 20]
     assert all(own(x).keys() == {"loss", "train/accuracy", "train/norm"} for x in found.values())
+
+
+def test_a_fork_writes_nothing_into_the_log_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, scalars = Kept(), ScalarMetrics()
+    log = MetricsLog(writer, every=1)
+    scalars.listeners.append(log)
+    late = Computing(1.0)
+    scalars.note([late], NAMES)
+    late.done = True
+    with monkeypatch.context() as forked:
+        forked.setattr("os.getpid", lambda: -1)
+        scalars.note([2.0], NAMES)
+        log.flush()
+        log.close()
+    assert (writer.written, writer.flushes) == ([], 0)
+    log.close()
+    assert writer.written == [(1, {"x": 1.0})]

@@ -110,6 +110,31 @@ def test_a_deleted_array_is_left_out() -> None:
     assert latest({"gone": gone, "here": jnp.float32(2.0)}) == {"here": 2.0}
 
 
+def test_a_metric_deleted_while_another_thread_asks_for_it_is_left_out() -> None:
+    """Jaxlib 0.10 crashes if the user's own array is asked between the deletion and the answer."""
+    made, scalars = jnp.float32(1.0) + 1, ScalarMetrics(is_shared=True)
+    scalars.note([made], NAMES)
+    newest = scalars._kept[0]  # noqa: SLF001
+    assert newest is not None
+    made.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        newest.leaves[0].is_ready()
+    assert scalars.latest() == Scalars(1, {})
+
+
+def test_a_metric_that_is_deleted_between_two_questions_is_left_out() -> None:
+    class Deleted(Computing):
+        def is_ready(self) -> bool:
+            raise RuntimeError("Array has been deleted")
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            raise RuntimeError("Array has been deleted")
+
+    scalars = ScalarMetrics()
+    scalars.note([Deleted(1.0)], NAMES)
+    assert scalars.latest() == Scalars(1, {})
+
+
 def noted(scalars: ScalarMetrics, value: float) -> Computing:
     made = Computing(value)
     scalars.note([made], NAMES)
