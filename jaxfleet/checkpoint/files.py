@@ -123,6 +123,18 @@ def measure(folder: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
+def make_folder(folder: Path) -> None:
+    """Creates a folder and its parents, and waits until the names of new ones are on disk.
+
+    Raises:
+        OSError: one cannot be created.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
+
+
 def sync_tree(folder: Path) -> None:
     """Waits until a folder and everything under it are on disk."""
     for path in folder.rglob("*"):

@@ -18,13 +18,13 @@ from jaxfleet.checkpoint.files import (
     entries,
     is_ours,
     is_part,
+    make_folder,
     measure,
     part_folder,
     read_sealed,
     remove,
     remove_empty,
     staged_folder,
-    sync,
     write_sealed,
 )
 from jaxfleet.checkpoint.manifest import (
@@ -133,8 +133,7 @@ def _make(folder: Path) -> None:
     if foreign := [name for name in entries(folder) if not is_ours(name)]:
         what = f"{folder} holds {foreign[0]!r}, which is not a part of a checkpoint"
         raise CheckpointError(what, hint="save into a folder of its own")
-    folder.mkdir(parents=True, exist_ok=True)
-    sync(folder.parent)
+    make_folder(folder)
 
 
 def cannot_write(what: str, folder: Path, error: OSError) -> CheckpointError:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from jaxfleet.checkpoint.files import TEMPORARY, sync, unique
+from jaxfleet.checkpoint.files import TEMPORARY, make_folder, sync, unique
 from jaxfleet.errors import SavedError
 from jaxfleet.ir import array_files
 
@@ -31,7 +31,7 @@ def write_files(writers: Iterable[tuple[Path, Writer]]) -> None:
     path = Path()
     try:
         for path, write in writers:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             stages.append((path.parent / unique(f"{TEMPORARY}{path.name[:100]}"), path))
             write(stages[-1][0])
             sync(stages[-1][0])

@@ -17,6 +17,7 @@ from jaxfleet.checkpoint import (
     save_arrays,
     write_part,
 )
+from jaxfleet.checkpoint.files import make_folder
 from jaxfleet.errors import CheckpointError
 
 WHOLE = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -24,6 +25,17 @@ WHOLE = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 def rows(start: int, stop: int, *, shared: bool = False) -> Piece:
     return Piece("w", WHOLE[start:stop], start, WHOLE.shape, shared)
+
+
+def test_the_names_of_new_folders_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("jaxfleet.checkpoint.files.sync", synced.append)
+    make_folder(tmp_path / "a" / "b")
+    assert set(synced) == {tmp_path, tmp_path / "a"}
+    make_folder(tmp_path / "a" / "b")
+    assert len(synced) == 2
 
 
 def write(folder: Path, **parts: list[Piece]) -> list[PartReceipt]:

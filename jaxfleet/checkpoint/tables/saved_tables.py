@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from jaxfleet.checkpoint.files import DAMAGED, staged_folder
+from jaxfleet.checkpoint.files import DAMAGED, make_folder, staged_folder
 from jaxfleet.checkpoint.reading import Checkpoint
 from jaxfleet.checkpoint.saving import cannot_write
 from jaxfleet.checkpoint.tables.row_pieces import (
@@ -259,7 +259,7 @@ def _new_export(table: SavedTable | LiveTable, path: str | Path) -> Iterator[Pat
     folder = Path(path)
     if folder.exists():
         raise CheckpointError(f"{folder} is there already", hint="export into a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     try:
         with staged_folder(folder) as stage:
             yield stage

@@ -102,6 +102,20 @@ def test_checkpoints_are_numbered_and_the_newest_is_loaded(
     assert fs.list_dirs(path) == [f"{NAME}.2"]
 
 
+def test_a_checkpoint_is_on_disk_under_its_final_name(
+    exe: fluid.Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, root, seen = begun(exe), tmp_path / "new" / "kept", list[tuple[Path, list[str]]]()
+
+    def noted(path: Path) -> None:
+        seen.append((path, sorted(p.name for p in path.iterdir())))
+
+    module = "jaxfleet.fluid.incubate.fleet.collective.checkpoints"
+    monkeypatch.setattr(f"{module}.sync", noted)
+    fleet.save_check_point(exe, str(root), TrainStatus(1), fs=LocalFS())
+    assert seen == [(root, [f"{NAME}.0"])]
+
+
 def test_a_save_that_was_cut_off_is_not_seen_and_in_nobodys_way(
     exe: fluid.Executor, tmp_path: Path
 ) -> None:

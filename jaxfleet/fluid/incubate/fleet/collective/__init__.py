@@ -11,8 +11,8 @@
     exe.run(fleet.main_program, feed=..., fetch_list=[loss])
 """
 
+from jaxfleet.fluid.incubate.fleet.collective.checkpoints import TrainStatus as TrainStatus
 from jaxfleet.fluid.incubate.fleet.collective.collective_fleet import Collective as Collective
-from jaxfleet.fluid.incubate.fleet.collective.collective_fleet import TrainStatus as TrainStatus
 from jaxfleet.fluid.incubate.fleet.collective.collective_fleet import fleet as fleet
 from jaxfleet.fluid.incubate.fleet.collective.optimizer import (
     CollectiveOptimizer as CollectiveOptimizer,

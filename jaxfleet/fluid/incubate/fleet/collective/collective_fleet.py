@@ -1,19 +1,14 @@
-"""Collective: the fleet of ranks that train together without servers, and its checkpoints."""
+"""Collective: the fleet of ranks that train together without servers."""
 
-import json
-import re
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.checkpoint.files import sync_tree
 from jaxfleet.cluster.bootstrap import detected_rank
 from jaxfleet.cluster.filesystems import FS, LocalFS
 from jaxfleet.cluster.roles import ClusterRoleMaker, RoleMakerBase
-from jaxfleet.errors import AssertedError, SavedError
+from jaxfleet.errors import AssertedError
 from jaxfleet.fleet import OnlyWorker
 from jaxfleet.fluid import io
 from jaxfleet.fluid.argument_checks import mistake
@@ -22,32 +17,19 @@ from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet, Mode
+from jaxfleet.fluid.incubate.fleet.collective.checkpoints import (
+    PARAMS,
+    PREFIX,
+    TrainStatus,
+    checkpoint_numbers,
+    read_checkpoint,
+    write_checkpoint,
+)
 from jaxfleet.fluid.incubate.fleet.collective.optimizer import (
     CollectiveOptimizer,
     DistributedStrategy,
 )
 from jaxfleet.ops.user_frames import warn_at_caller
-
-
-class TrainStatus:
-    """The progress of a training: the last completed epoch, -1 before the first."""
-
-    def __init__(self, epoch_no: int = -1) -> None:
-        self._epoch_no = epoch_no
-
-    def next(self) -> int:
-        """Returns the epoch to continue with."""
-        return self._epoch_no + 1
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainStatus) and other._epoch_no == self._epoch_no
-
-    def __hash__(self) -> int:
-        return hash(self._epoch_no)
-
-    def __repr__(self) -> str:
-        return f"TrainStatus({self._epoch_no})"
-
 
 _CONNECT_S = 120.0  # the time for a cluster to report where its processes meet
 _CACHE = ".cache"
@@ -185,9 +167,9 @@ class Collective(Fleet):
             return
 
         def save(folder: Path) -> None:
-            io.save_persistables(executor, folder, program, _PARAMS)
+            io.save_persistables(executor, folder, program, PARAMS)
 
-        _write(path, fs, local_cache_path, train_status, save)
+        write_checkpoint(path, fs, local_cache_path, train_status, save)
         if not remain_all_checkpoint:
             self.clean_redundant_check_points(path, fs)
 
@@ -213,9 +195,9 @@ class Collective(Fleet):
         program = self._checked(executor, main_program or self._ranks())
 
         def load(folder: Path) -> None:
-            io.load_persistables(executor, folder, program, _PARAMS)
+            io.load_persistables(executor, folder, program, PARAMS)
 
-        found = _read(path, fs, local_cache_path, trainer_id, load)
+        found = read_checkpoint(path, fs, local_cache_path, trainer_id, load)
         if found is None and not ignore_empty:
             raise mistake(f"Can't find checkpoint in {path}", "save one first", AssertedError)
         return found
@@ -230,15 +212,15 @@ class Collective(Fleet):
             fs: its file system.
             checkpoint_num: the number to keep, at least 1.
         """
-        for number in _numbers(root_path, fs)[: -max(checkpoint_num, 1)]:
-            fs.delete(f"{root_path}/{_PREFIX}.{number}")
+        for number in checkpoint_numbers(root_path, fs)[: -max(checkpoint_num, 1)]:
+            fs.delete(f"{root_path}/{PREFIX}.{number}")
         for name in fs.list_dirs(root_path):
-            if name.startswith(f"{_PREFIX}.") and name.endswith(".tmp"):
+            if name.startswith(f"{PREFIX}.") and name.endswith(".tmp"):
                 fs.delete(f"{root_path}/{name}")
 
     def _get_last_checkpoint_no(self, root_path: str, fs: FS = _LOCAL) -> int:
         """Returns the number of the newest checkpoint; -1 without any."""
-        return max(_numbers(root_path, fs), default=-1)
+        return max(checkpoint_numbers(root_path, fs), default=-1)
 
     def _ranks(self) -> Program | None:
         """Returns this rank's program, which may have more variables than the minimized one."""
@@ -260,99 +242,6 @@ class Collective(Fleet):
 
 def _not_called(name: str) -> None:
     warnings.warn(f"You should not call '{name}' method for collective mode.", stacklevel=3)
-
-
-# Numbered, atomic checkpoints:
-#
-#     <root>/__paddle_fleet_checkpoint__.7/_paddle_fleet_param__    all persistable variables
-#                                          fleet_train_status       {"epoch_no": 3}
-#
-# A folder is written as `<name>.tmp` and renamed when it is complete; names with another dot are
-# not checkpoints, so remains of a killed process are ignored.
-_PARAMS = "_paddle_fleet_param__"
-_STATUS = "fleet_train_status"
-_PREFIX = "__paddle_fleet_checkpoint__"
-_NAME = re.compile(rf"{_PREFIX}\.(\d+)")
-
-
-def _numbers(root: str, fs: FS) -> list[int]:
-    """Returns the sorted numbers of the checkpoints in a folder."""
-    found = [_NAME.fullmatch(name) for name in fs.list_dirs(root)]
-    return sorted(int(match[1]) for match in found if match)
-
-
-def _write(
-    root: str, fs: FS, cache: str, status: TrainStatus, save: Callable[[Path], None]
-) -> None:
-    """Writes the next checkpoint to a root folder, by way of a local cache folder.
-
-    `save` writes the variables into a local folder.
-    """
-
-    def fill(folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        save(folder)
-        text = json.dumps({"epoch_no": status._epoch_no})
-        (folder / _STATUS).write_text(text, encoding="utf-8")
-        sync_tree(folder)
-
-    number = max(_numbers(root, fs), default=-1) + 1
-    target = f"{root}/{_PREFIX}.{number}"
-    aside = f"{target}.tmp"
-    fs.delete(aside)
-    if not fs.need_upload_download():
-        fill(Path(aside))
-    else:
-        here = Path(cache) / f"{_PREFIX}.{number}.saved"
-        with _emptied(here):
-            fill(here)
-            fs.mkdirs(root)
-            fs.upload(str(here), aside)
-    fs.mv(aside, target)
-
-
-def _read(
-    root: str, fs: FS, cache: str, trainer_id: int, load: Callable[[Path], None]
-) -> TrainStatus | None:
-    """Reads the newest checkpoint; returns the progress of the training, None without any.
-
-    `trainer_id` separates the downloads of trainers that share a cache. `load` reads variables from
-    a local folder. Raises SavedError if the checkpoint is damaged or does not match the program.
-    """
-    number = max(_numbers(root, fs), default=-1)
-    if number < 0:
-        return None
-    source = f"{root}/{_PREFIX}.{number}"
-    if not fs.need_upload_download():
-        return _read_from(Path(source), load)
-    here = Path(cache) / f"{_PREFIX}.{number}.load.{trainer_id}"
-    with _emptied(here):
-        fs.download(source, str(here))
-        return _read_from(here, load)
-
-
-def _read_from(folder: Path, load: Callable[[Path], None]) -> TrainStatus:
-    path, hint = folder / _STATUS, "the checkpoint is damaged; an older one may be whole"
-    try:
-        plain: Any = json.loads(path.read_text(encoding="utf-8"))
-        status = TrainStatus(int(plain["epoch_no"]))
-    except OSError as error:
-        raise SavedError(f"{path} cannot be read: {error}", hint=hint) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise SavedError(f"{path} does not say how far training came", hint=hint) from error
-    load(folder)
-    return status
-
-
-@contextmanager
-def _emptied(folder: Path) -> Iterator[None]:
-    """Creates an empty folder, and deletes it afterwards."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 fleet = Collective()
