@@ -21,14 +21,14 @@ from jaxfleet.strategy import DistributedStrategy as DistributedStrategy
 if _TYPE_CHECKING:
     from jaxfleet.runtime.pserver_entry import ServerStep as ServerStep
     from jaxfleet.runtime.simulated_job import Twin as Twin
-    from jaxfleet.runtime.simulated_job import verify as verify
     from jaxfleet.runtime.trainer_step import TrainerStep as TrainerStep
+    from jaxfleet.runtime.verification import verify as verify
 
 _HOME_OF = {
     "ServerStep": "pserver_entry",
     "TrainerStep": "trainer_step",
     "Twin": "simulated_job",
-    "verify": "simulated_job",
+    "verify": "verification",
 }
 
 

@@ -1,9 +1,8 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,18 +14,11 @@ from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.observability import Progress
-from jaxfleet.pipeline import Record
 from jaxfleet.ps.client.client import Client, FormerProcess
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
-from jaxfleet.report import History
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.memory_report import (
-    MemoryReport,
-    TrainerMemory,
     fitting,
-    memory_of,
-    report_of,
 )
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
@@ -40,26 +32,25 @@ from jaxfleet.runtime.pserver_checkpoint import (
     save_job,
     shrink_table,
 )
-from jaxfleet.runtime.pserver_job import JobPrograms, explain_job
+from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
-from jaxfleet.runtime.step_html import Explanation, step_html
 from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState
-from jaxfleet.runtime.step_view import add_to_dump, step_history, write_view
+from jaxfleet.runtime.step_view import add_to_dump
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
+from jaxfleet.runtime.trainer_introspection import TrainerViews
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.runtime.transpile import end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
 
-_TIMELINE = "jaxfleet timeline draws what its calls took, from JAXFLEET_TRACE_DIR."
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
-class TrainerStep(Logging, Evaluating[State, Metrics]):
+class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -96,7 +87,7 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         self._lines = TrainerConnection(lambda: self._connected(connect), self._pace, specs)
         self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
-        self._scalars = ScalarMetrics()
+        self._scalars = ScalarMetrics(is_shared=True)  # heartbeats report them
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],
@@ -121,67 +112,6 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
     def _newest_scalars(self) -> tuple[int, Mapping[str, float]]:
         newest = self._scalars.latest()
         return newest.step, newest.values
-
-    @property
-    def program(self) -> Program:
-        return self._job.trainer
-
-    @property
-    def server_programs(self) -> tuple[Program, ...]:
-        return self._job.servers
-
-    @property
-    def startup_program(self) -> Program:
-        """This trainer's startup program, which runs when the job begins."""
-        return self._job.trainer_startup
-
-    @property
-    def server_startup_programs(self) -> tuple[Program, ...]:
-        """The servers' startup programs, which receive each one's state."""
-        return self._job.server_startups
-
-    @property
-    def dumps(self) -> Record:
-        """Record of every pass on the trainer's program."""
-        return self._job.dumps
-
-    def explain(self) -> Explanation:
-        """Returns about twenty lines on the decisions made, and why."""
-        return explain_job(self.captured, self.strategy, self._job)
-
-    def view(self, path: str | Path, *, measure: int = 0) -> Path:
-        """Writes a report of this trainer's and all servers' programs, as `Step.view`.
-
-        Args:
-            path: a file, replaced if it exists.
-            measure: times no calls, since each would train the servers; the report states that.
-        """
-        history, fit = self._history(), self._job.fit
-        asked = f"{measure} calls were to be timed, but a" if measure else "A"
-        why = f"{asked} call of a trainer pushes to the servers that train. {_TIMELINE}"
-        history = replace(history, why_unmeasured=why)
-        if self._has_run:
-            with contextlib.suppress(StrategyError):  # a step whose memory is not planned
-                history = replace(history, xla_bytes=self._memory().peak().bytes)
-                history = replace(history, xla_bytes_before=None if fit is None else fit.before)
-        return write_view(path, [history], self._job.servers)
-
-    def _history(self) -> History:
-        job = self._job
-        return step_history(self.captured, self.strategy, job.dumps, self.explain(), fit=job.fit)
-
-    def memory_report(self) -> MemoryReport:
-        """Returns this trainer's memory use, before and after it was fitted to a budget.
-
-        Raises:
-            StrategyError: the step looks up tables, or trainers update by themselves.
-        """
-        with Progress(f"memory_report of '{self.program.name}'") as progress:
-            progress.show("compiling it")
-            return report_of(self._memory(), self._job.fit)
-
-    def _memory(self) -> TrainerMemory:
-        return memory_of(self._job, self.strategy, self.captured.signature.rows, self._cache)
 
     @property
     def client(self) -> Client:
@@ -471,25 +401,6 @@ class TrainerStep(Logging, Evaluating[State, Metrics]):
         else:
             self._close_logs()
             self._lines.abandon()
-
-    def __repr__(self) -> str:
-        servers = len(self._job.servers)
-        return f"TrainerStep('{self.captured.program.name}', servers={servers})"
-
-    def _repr_html_(self) -> str:
-        job = self._job
-        rows = [
-            ("mode", f"pserver, communication {self.strategy.communication}"),
-            ("processes", f"{len(job.servers)} servers, {job.trainers} trainers"),
-            ("example", f"batch of {self.captured.signature.rows} rows"),
-        ]
-        if job.fit is not None:
-            rows.append(("memory budget", job.fit.note))
-        programs = [("trainer", job.trainer)]
-        programs += [(f"server {number}", each) for number, each in enumerate(job.servers)]
-        return step_html(
-            "TrainerStep", self.captured, rows, programs=programs, folder=job.dumps.folder
-        )
 
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Returns a state whose values the servers have, after sending them missing ones."""

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.runtime.simulated_job import Verification
+from jaxfleet.runtime.verification import Verification
 
 ROWS, FEATURES, HIDDEN, CLASSES = 8, 3, 4, 2
 CONTRIB: Any = optax.contrib  # mypy does not see its names

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.runtime.simulated_job import Verification
+from jaxfleet.runtime.verification import Verification
 
 TX = jf.distributed_optimizer(optax.adam(1e-2))
 DRAWN = np.random.default_rng(0)

@@ -11,8 +11,9 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError, ProgramError, StrategyError
-from jaxfleet.runtime.simulated_job import Twin, _difference
+from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.runtime.verification import _difference
 from tests.mistakes.common import batch, refused, training, wrapped
 
 Result = tuple[Any, tuple[Any, ...]]

@@ -249,7 +249,7 @@ def test_verify_does_not_take_the_memory_of_the_state(monkeypatch: pytest.Monkey
             taken.append(self.strategy.donate)
             return super().__call__(state, batch)
 
-    monkeypatch.setattr(sys.modules["jaxfleet.runtime.simulated_job"], "Step", Noting)
+    monkeypatch.setattr(sys.modules["jaxfleet.runtime.verification"], "Step", Noting)
     step, start = training("adam")
     jf.verify(step, start, BATCHES[:1], CUT)
     assert taken == [False]
