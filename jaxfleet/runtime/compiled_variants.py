@@ -17,14 +17,12 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
-from jaxfleet.ops.basic import failed_check
 from jaxfleet.passes.pipelines import collective_pipeline, slicing_passes
 from jaxfleet.pipeline import Record
 from jaxfleet.report import History, Measured
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import StepMemory
-from jaxfleet.runtime.step_inputs import looks_for_nans
 from jaxfleet.runtime.step_state import AuxiliaryState, beside
 from jaxfleet.runtime.step_view import add_to_dump, step_history
 from jaxfleet.runtime.transpile import for_slices, over_gloo, transpile
@@ -109,42 +107,6 @@ class Variant:
         if not self.interface.beside and not own_state(self.program):
             return None
         return AuxiliaryState(captured, self.program, self.interface, self.lowered)
-
-
-_GIVEN_TWICE = ("Attempt to donate the same buffer", "previously donated in the same call")
-
-
-@dataclass
-class Call:
-    """What runs the calls with batches of one structure."""
-
-    variant: Variant  # the compiled step
-    executable: Any = None  # takes the user's state as it is; None before the first call
-    # There is none, since a state shared a buffer with itself or with the batch
-    shares: bool = False
-
-    def on_accepted(self, state: Any, data: list[Any]) -> Any:
-        """Returns the executable's results, or None if it does not accept the state.
-
-        It raises before it runs, and takes no memory then, if the structure or a type differs, an
-        array is deleted, traced or on another device, or one buffer is given twice.
-        """
-        if self.executable is None or looks_for_nans():
-            return None
-        try:
-            return self.executable(state, [], data)
-        except (TypeError, ValueError):
-            return None
-        except RuntimeError as error:
-            if (failed := failed_check(error)) is not None:
-                raise failed from error
-            message = str(error)
-            if any(text in message for text in _GIVEN_TWICE):
-                # XLA writes it to standard error too: once is enough
-                self.executable, self.shares = None, True
-            elif "deleted" not in message:
-                raise
-            return None
 
 
 class Variants:

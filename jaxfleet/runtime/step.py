@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
-from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
@@ -20,7 +19,7 @@ from jaxfleet.observability import Progress
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes.precision.skip_nonfinite import SCALE
 from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
-from jaxfleet.runtime.compiled_variants import Call, Variant, Variants
+from jaxfleet.runtime.compiled_variants import Variant, Variants
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.explain import undivided
@@ -28,6 +27,7 @@ from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
+from jaxfleet.runtime.step_call import Call
 from jaxfleet.runtime.step_inputs import (
     check_batch,
     check_rows,
@@ -39,14 +39,15 @@ from jaxfleet.runtime.step_inputs import (
 )
 from jaxfleet.runtime.step_introspection import StepViews
 from jaxfleet.runtime.step_state import LastState
+from jaxfleet.runtime.step_tables import StepTables
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.runtime.transpile import calls_to_measure, end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.access import LocalTables
-from jaxfleet.tables.host_lookup import looked_up, specs_of
+from jaxfleet.tables.host_lookup import specs_of
 
 
-class Step(StepViews, Logging, Evaluating[State, Metrics]):
+class Step(StepViews, StepTables, Logging, Evaluating[State, Metrics]):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -87,6 +88,7 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         self._returned = LastState()
         self._saver: PeriodicSaver | None = None
         self._restored, self._restored_steps = LastState(), 0
+        self._returned_tree = 0  # id of the state returned last; of one since freed it may recur
         self._scalars = ScalarMetrics()
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
@@ -165,14 +167,16 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
         placed, as they are at the first call.
         """
         self._returned, lowered = LastState(), call.variant.lowered
-        made = call.on_accepted(state, data)
+        is_returned = id(state) == self._returned_tree
+        made = call.on_accepted(state, data, is_returned=is_returned)
         if made is None:
             leaves, tree = _flatten(state)
             state = _unflatten(tree, self._taken(leaves, tree, data, lowered))
-            if call.executable is None and not call.shares:
+            if call.executable is None:
                 call.executable = lowered.run.lower(state, [], data).compile()
             made = self._run(lowered.run, state, [], data)
         state, fetched, finite = made
+        self._returned_tree = id(state)
         return state, fetched, (finite,)
 
     def _run_on_leaves(self, call: Call, state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
@@ -299,60 +303,6 @@ class Step(StepViews, Logging, Evaluating[State, Metrics]):
             return jax.device_put(leaf, rows) if is_divisible and not _is_wide(leaf) else leaf
 
         return jax.tree_util.tree_map(placed, batch)
-
-    def look_up(self, table: str, keys: Any) -> np.ndarray:
-        """Returns rows of a table as of the last step, for example to evaluate a model.
-
-        Args:
-            table: its name.
-            keys: integers of any shape.
-
-        Returns:
-            float32[*keys.shape, dim]; initial values for keys that were never trained.
-
-        Raises:
-            FeedError: `keys` are not valid keys.
-            ProgramError: the step does not look up this table.
-        """
-        return looked_up(self.tables, table, np.asarray(keys))
-
-    def shrink(self, table: str) -> int:
-        """Evicts rows of a table by its rules; returns their number.
-
-        `Unseen` and `ByScore` require it now and then, but not at every step.
-
-        Args:
-            table: its name.
-
-        Raises:
-            ProgramError: the step does not look up this table.
-        """
-        return self.tables.shrink(table)
-
-    def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
-        """Exports a table's rows for other programs; returns their number.
-
-        No step may run meanwhile. All keys are in memory, and some rows at a time.
-
-        Args:
-            table: its name.
-            folder: a new one: for `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim].
-            text: write `00000.tsv`, ... instead: a key, a tab and its row's numbers, a line each.
-
-        Raises:
-            CheckpointError: the folder exists already, or cannot be written.
-            ProgramError: the step does not look up this table.
-        """
-        return exported(self.tables.live(table), folder, text=text)
-
-    def stats(self) -> dict[str, Any]:
-        """Returns the counters of each table (`tables`), as `TrainerStep.stats`.
-
-        Also the scalars `held` beside the state, such as the scale of a loss; if devices train
-        independently, their mean over this process. Not collective.
-        """
-        held = {} if self._held is None else self._held.numbers()
-        return {"tables": self.tables.stats(), "held": held}
 
     def pull(self, state: State) -> State:
         """Returns the state with a value for every leaf, as `TrainerStep.pull`.

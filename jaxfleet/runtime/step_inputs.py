@@ -32,7 +32,7 @@ def check_state(leaves: Sequence[Any], tree: Any, captured: Captured) -> None:
     """Rejects a state unlike the example's; the error names the leaf and both types."""
     signature = captured.signature
     _check_structure("state", tree, signature.state_tree)
-    if any(map(_is_deleted, leaves)):
+    if any(map(is_deleted, leaves)):
         raise used_before("state", [leaf.name for leaf in signature.state], leaves)
     for leaf, value in zip(signature.state, leaves, strict=True):
         _check_alive("state", value)
@@ -86,7 +86,7 @@ def used_before(tree: str, names: Sequence[str] = (), leaves: Sequence[Any] = ()
     With `names` and `leaves` it lists the deleted leaves; if others are alive, those are older.
     """
     hint = f"write state, metrics = step(state, batch), or {_KEEPING}"
-    gone = [name for name, x in zip(names, leaves, strict=True) if _is_deleted(x)]
+    gone = [name for name, x in zip(names, leaves, strict=True) if is_deleted(x)]
     if not gone or len(gone) == sum(isinstance(x, jax.Array) for x in leaves):
         what = f"the {tree} was used before: the last step took its memory"
         return FeedError(what, hint=hint)
@@ -113,7 +113,8 @@ def looks_for_nans() -> bool:
     return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined]  # jax makes them up
 
 
-def _is_deleted(value: Any) -> bool:
+def is_deleted(value: Any) -> bool:
+    """Whether a value is an array whose memory was donated or freed."""
     is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return is_array and value.is_deleted()
 
@@ -142,7 +143,7 @@ def _check_alive(tree: str, value: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         what = f"the step is called inside a traced function: its {tree} holds a tracer"
         raise FeedError(what, hint="a step is compiled already; call it outside jit, grad and scan")
-    if _is_deleted(value):
+    if is_deleted(value):
         raise used_before(tree)
 
 
@@ -184,11 +185,11 @@ def place_state(
         return placed
     kept = set(range(len(placed))).difference(given)
     others = (value for value in beside if isinstance(value, jax.Array))
-    taken = {_buffer(array) for array in (*others, *(placed[place] for place in kept))}
+    taken = {buffer_of(array) for array in (*others, *(placed[place] for place in kept))}
     for place in given:
-        if _buffer(placed[place]) in taken:
+        if buffer_of(placed[place]) in taken:
             placed[place] = placed[place].copy()
-        taken.add(_buffer(placed[place]))
+        taken.add(buffer_of(placed[place]))
     return placed
 
 
@@ -215,7 +216,8 @@ def _lies_so(value: jax.Array, sharding: Any) -> bool:
     return found == sharding or found.is_equivalent_to(sharding, value.ndim)
 
 
-def _buffer(array: Any) -> int:
+def buffer_of(array: Any) -> int:
+    """Returns the address of an array's first buffer in this process."""
     address: int = array.addressable_data(0).unsafe_buffer_pointer()
     return address
 

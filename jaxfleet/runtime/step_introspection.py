@@ -13,9 +13,10 @@ from jaxfleet.ir import Program
 from jaxfleet.observability import Progress
 from jaxfleet.pipeline import Record
 from jaxfleet.report import Measured
-from jaxfleet.runtime.compiled_variants import Call, Variant, Variants
+from jaxfleet.runtime.compiled_variants import Variant, Variants
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
+from jaxfleet.runtime.step_call import Call
 from jaxfleet.runtime.step_html import Explanation, step_html
 from jaxfleet.runtime.step_inputs import place_batch, type_of
 from jaxfleet.runtime.step_state import AuxiliaryState, LastState

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
 from jaxfleet.errors import FeedError, ProgramError
-from jaxfleet.runtime.compiled_variants import Call
+from jaxfleet.runtime.step_call import Call
 from jaxfleet.runtime.step_state import Handle, LastState
 from tests.runtime.toys import (
     State,
@@ -81,7 +81,7 @@ def test_the_message_of_a_check_in_a_step_may_name_donation() -> None:
     variant: Any = None  # only the executable runs
     call = Call(variant, failing)
     with pytest.raises(ProgramError, match=r"^do not donate what was deleted") as caught:
-        call.on_accepted({}, [])
+        call.on_accepted({}, [], is_returned=True)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert call.executable is failing
 
@@ -175,6 +175,50 @@ def test_a_state_may_hold_one_array_twice(share: Any, devices: int) -> None:
     wanted, _ = jax.jit(with_averages(tx))(averaging(wanted), rows(8))
     state, _ = step(averaging(state), rows(8))
     assert_alike(state, wanted)
+
+
+def the_call(step: Any) -> Call:
+    (call,) = step._calls.values()  # noqa: SLF001
+    assert isinstance(call, Call)
+    return call
+
+
+def test_a_used_state_is_refused_before_xla_writes_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    step, first = distributed(devices=1)
+    second, _ = step(first, rows(8))
+    third, _ = step(second, rows(8))
+    mixed = {**third, "params": second["params"]}
+    for state in (second, first, {**second}, mixed):
+        with pytest.raises(FeedError, match="took its memory"):
+            step(state, rows(8))
+    step(third, rows(8))
+    assert "INVALID_ARGUMENT" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("copies", [lambda x: x, lambda x: x.addressable_data(0)])
+def test_after_a_shared_buffer_a_step_is_as_fast_as_before(
+    copies: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only the call whose state shares a buffer goes the way of a foreign state."""
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    example = (averaging(start(tx)), rows(8))
+    step = jf.distribute(with_averages(tx), example, jf.DistributedStrategy(devices=1))
+    wanted, state = averaging(start(tx)), averaging(start(tx))
+    for shares in (False, True, False, True):
+        if shares:
+            wanted = averaging(wanted)
+            state = {**state, "average": jax.tree.map(copies, state["params"])}
+        wanted, _ = jax.jit(with_averages(tx))(wanted, rows(8))
+        state, _ = step(state, rows(8))
+        assert the_call(step).executable is not None
+    assert_alike(state, wanted)
+    assert capfd.readouterr().err.count("INVALID_ARGUMENT") <= 1
+    ran, call = [], the_call(step)
+    executable = call.executable
+    call.executable = lambda *args: ran.append(executable(*args)) or ran[-1]
+    for _ in range(2):
+        state, _ = step(state, rows(8))
+    assert len(ran) == 2
 
 
 @pytest.mark.parametrize("devices", [1, 4])
