@@ -27,7 +27,7 @@ from jaxfleet.runtime.step_state import AuxiliaryState, beside
 from jaxfleet.runtime.step_view import add_to_dump, step_history
 from jaxfleet.runtime.transpile import for_slices, over_gloo, transpile
 from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
-from jaxfleet.tables.access import TableAccess
+from jaxfleet.tables.access import LocalTables, TableAccess
 from jaxfleet.tables.host_lookup import HostTables, Joined, on_device, row_count
 
 
@@ -62,10 +62,10 @@ class StepTables:
         )
         return cls(host, made, inside, interface.batch)
 
-    def bring(self, access: TableAccess, data: Sequence[Any]) -> tuple[list[Any], Joined]:
+    def bring(self, access: LocalTables, data: Sequence[Any]) -> tuple[list[Any], Joined]:
         """Returns the device inputs for a batch's leaves, and its keys."""
         values = dict(zip(self._names, data, strict=True))
-        arrays, _, joined = self.host.bring(access, values)
+        arrays, _, joined = self.host.bring(access, values, frozen=access)
         values.update(arrays)
         return [values[name] for name in self.interface.batch], joined
 

@@ -80,9 +80,15 @@ class HostTables:
         return cls(lookups, dtypes)
 
     def bring(
-        self, access: TableAccess, values: Mapping[str, Any]
+        self, access: TableAccess, values: Mapping[str, Any], frozen: RowReader | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, int], Joined]:
         """Looks up the rows of a batch, whose leaves are given by name.
+
+        Args:
+            access: creates rows for new keys.
+            values: the leaves.
+            frozen: reads the tables that the program does not train, of which no push would ever
+                evict rows; by default `access` does.
 
         Returns:
             The rows and indices by their variables; a number for each letter; the keys.
@@ -103,7 +109,10 @@ class HostTables:
             if not all(each.trained):
                 some = [p.reshape(-1) for p, is_ in zip(places, each.trained, strict=True) if is_]
                 trained[each.table] = np.unique(np.concatenate([np.empty(0, np.int32), *some]))
-        found = access.look_up_all(joined)
+        kept = {x.table for x in self.lookups if x.gradient is None} if frozen is not None else ()
+        found = access.look_up_all({name: x for name, x in joined.items() if name not in kept})
+        if frozen is not None:
+            found.update({name: frozen.peek(name, joined[name]) for name in kept})
         for each in self.lookups:
             count = sizes[each.letter] = self._row_count(each.table, len(joined[each.table]))
             arrays[each.rows] = padded(found[each.table], count)

@@ -41,6 +41,20 @@ def test_they_are_as_the_last_step_left_them_in_any_shape() -> None:
     assert step.look_up("words", np.empty((0, 3), np.int64)).shape == (0, 3, 2)
 
 
+def test_a_step_that_trains_no_table_keeps_none_of_its_rows() -> None:
+    """No push would evict them, whatever the table's capacity is."""
+    words = jf.embedding_table("words", 2, evictions=jf.tables.Capacity(1 << 16))
+
+    def total(handle: Any, batch: Any) -> tuple[Any, Any]:
+        return handle, words(handle, batch["ids"]).sum()
+
+    state, batch = words.init(), {"ids": np.arange(4)}
+    step = jf.distribute(total, (state, batch), jf.DistributedStrategy(mode="single"))
+    state, found = step(state, batch)
+    np.testing.assert_allclose(found, step.look_up("words", batch["ids"]).sum(), rtol=1e-6)
+    assert step.stats()["tables"]["words"]["rows"] == 0
+
+
 def test_what_is_no_key_is_refused() -> None:
     params = {"words": table.init()}
     state = {"params": params, "opt": tx.init(params)}
