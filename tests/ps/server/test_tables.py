@@ -9,7 +9,7 @@ import pytest
 
 from jaxfleet.ir import Program
 from jaxfleet.tables import TableSpec
-from jaxfleet.transport.messages import Kind, Message
+from jaxfleet.transport.messages import Kind, Message, Plain
 from tests.ps.server.common import MOMENTUM, Bench, drawn, error_of, hello
 from tests.ps.server.table_programs import (
     ITEMS,
@@ -82,7 +82,8 @@ def test_a_peek_keeps_no_row_and_no_copy_for_its_trainer() -> None:
     assert held is not None
     kept: list[Any] = []
     held.scheduler.gave_rows = lambda *_: kept.append(_)  # type: ignore[method-assign]
-    body, unseen = {"table": USERS.name, "peek": True}, KEYS + 1000
+    body: dict[str, Plain] = {"table": USERS.name, "peek": True}
+    unseen = KEYS + 1000
     ((_, message),) = to.send(0, Kind.LOOK_UP, 1, body, {"keys": unseen})
     np.testing.assert_array_equal(found(message), initial(USERS, unseen))
     assert held.tables[USERS.name].stats()["rows"] == 0
