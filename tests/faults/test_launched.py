@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,11 @@ PATIENT = (f"--lost-after={PATIENT_S}", "--step-timeout=60")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
-def launched(jobs: Jobs, *options: str) -> Started:
+def launched(jobs: Jobs, *options: str, launch: Sequence[str] = ()) -> Started:
     """Launches a job of two servers and two trainers."""
-    launch = [sys.executable, "-m", "jaxfleet", "launch", "--servers=2", "--trainers=2"]
+    words = [sys.executable, "-m", "jaxfleet", "launch", "--servers=2", "--trainers=2", *launch]
     script = [str(TRAINING), f"--out={jobs.folder}", "--pause=0.15", *options]
-    return jobs.start("launch", [*launch, *script], None)
+    return jobs.start("launch", [*words, *script], None)
 
 
 def numbers(text: str) -> dict[str, list[int]]:
@@ -87,6 +88,24 @@ def test_a_spare_takes_the_place_of_a_server_and_the_result_is_right(
         assert not any(runs(pid) for pids in numbers(text).values() for pid in pids)
         check_same(jobs.results(), undisturbed("norm", 40))
         assert not list(tmp_path.glob("jaxfleet-*"))
+
+
+@pytest.mark.grid  # by default, `test_trainers_return.py` has trainers in memory
+def test_a_trainer_that_is_killed_is_started_again_and_the_result_is_right(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with Jobs(tmp_path) as jobs:
+        words = ["--steps=14", "--kind=norm", "--on-lost=wait", *PATIENT]
+        job = launched(jobs, *words, launch=["--trainer-restarts=1"])
+        job.reaches("step 4.")
+        (victim,) = numbers(job.text())["trainer 1"]
+        os.kill(victim, signal.SIGKILL)
+        assert job.ends() == 0
+        text = job.text()
+        assert "trainer 1 killed by SIGKILL" in text
+        assert "it is started again (1 of 1)" in text
+        assert len(numbers(text)["trainer 1"]) == 2
+        check_same(jobs.results(), undisturbed("norm", 14))
 
 
 @pytest.mark.grid  # by default, `tests/launch/test_stopping.py` has every signal
