@@ -10,13 +10,13 @@ import pytest
 from tests.faults.cluster import Jobs, check_same
 from tests.faults.conftest import Undisturbed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
 STEPS = 12
 WORDS = (f"--steps={STEPS}", "--kind=norm", "--pause=0.1", "--on-lost=wait", "--return-s=120")
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.grid), 1])
+@pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_trainer_that_is_started_again_changes_nothing(
     killed: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
