@@ -163,7 +163,7 @@ class TrainerSessions:
 
     def _let_in_again(self, number: int, old: PeerState, now: float) -> None:
         """Continues with another process of a trainer, which has no request of the former one."""
-        may_return = self.trainers.may_return and not old.left
+        may_return = self.trainers.may_return
         self.collectives.forget_process(number, keeps_answers=may_return)
         for request in self.router.waiting():
             if request.trainer == number:

@@ -1,0 +1,82 @@
+"""What servers keep for a process that takes a lost trainer's place."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.server.own_state import OwnState
+from jaxfleet.transport.messages import Kind, Tensor
+from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_grads, sgd_state
+
+WAITS = ServerOptions(lost_after_s=5, step_timeout_s=600, trainer_return_s=60.0)
+
+
+def leaf(name: str, value: float) -> Tensor:
+    return Tensor(name, np.float32([value]))
+
+
+def values(state: OwnState, step: int) -> dict[str, float]:
+    return {name: float(array[0]) for name, array in state.after(step).items()}
+
+
+def test_the_last_two_versions_of_every_leaf_are_kept() -> None:
+    state = OwnState()
+    state.keep(0, [leaf("mean", 0.0), leaf("constant", 7.0)])
+    for step in range(1, 6):
+        state.keep(step, [leaf("mean", step)])
+    assert values(state, 5) == {"mean": 5.0, "constant": 7.0}
+    assert values(state, 4) == {"mean": 4.0, "constant": 7.0}
+    assert sum(map(len, state.versions.values())) == 3
+    assert (state.is_past(3), state.is_past(4)) == (True, False)
+
+
+def test_a_leaf_that_is_replaced_after_a_step_counts_and_a_late_duplicate_does_not() -> None:
+    state = OwnState()
+    state.keep(3, [leaf("mean", 3.0)])
+    state.keep(4, [leaf("mean", 4.0)])
+    state.keep(4, [leaf("mean", 40.0)])
+    state.keep(1, [leaf("mean", 1.0)])
+    assert (values(state, 3), values(state, 4)) == ({"mean": 3.0}, {"mean": 40.0})
+
+
+def test_a_recall_waits_until_the_state_is_kept() -> None:
+    bench = Bench(WAITS).started(SGD, sgd_state())
+    assert bench.send(1, Kind.RECALL, 1) == []
+    arrays = {"mean": np.float32([2.0])}
+    found = [message for _, message in bench.send(0, Kind.KEEP, 1, None, arrays)]
+    assert [message.kind for message in found] == [Kind.OK, Kind.VALUES]
+    assert [tensor.array.tolist() for tensor in found[1].tensors] == [[2.0]]
+
+
+def test_only_trainer_0_keeps_state() -> None:
+    bench = Bench(WAITS).started(SGD, sgd_state())
+    ((_, answer),) = bench.send(1, Kind.KEEP, 1, None, {"mean": np.float32([2.0])})
+    assert error_of(answer) == ("bad_message", "trainer 1 keeps no state; trainer 0 does")
+
+
+@pytest.mark.parametrize("life", [1, 0, -1, "1", True, None])
+def test_only_a_later_life_takes_the_place_of_a_process_that_is_not_lost(life: Any) -> None:
+    bench = Bench(WAITS).started(SGD, sgd_state())
+    bench.push(1, 1, sgd_grads(1, 1))
+    peer = b"another connection"
+    body = hello(1, session="new", life=life)
+    answer = bench.one_from(peer, 1, Kind.HELLO, body)
+    if life == 1 and life is not True:
+        assert answer.kind is Kind.WELCOME
+        assert (answer.body["seen"], answer.body["base"], answer.body["restored"]) == (1, 0, False)
+    else:
+        assert error_of(answer)[0] == "refused"
+
+
+def test_values_before_the_last_step_are_kept_for_a_job_that_waits() -> None:
+    for options, kinds in ((WAITS, [Kind.VALUES]), (ServerOptions(), [Kind.ERROR])):
+        bench = Bench(options).started(SGD, sgd_state())
+        for trainer in range(2):
+            bench.push(trainer, 1, sgd_grads(1, trainer))
+        replies = bench.send(0, Kind.PULL, 0, {"names": ["b"]})
+        assert [message.kind for _, message in replies] == kinds
+        if options is WAITS:
+            ((_, message),) = replies
+            np.testing.assert_array_equal(message.tensors[0].array, sgd_state()["b"])
