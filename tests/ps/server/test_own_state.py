@@ -52,7 +52,7 @@ def test_a_recall_waits_until_the_state_is_kept() -> None:
 
 def test_only_trainer_0_keeps_state() -> None:
     bench = Bench(WAITS).started(SGD, sgd_state())
-    ((_, answer),) = bench.send(1, Kind.KEEP, 1, None, {"mean": np.float32([2.0])})
+    answer = bench.one(1, Kind.KEEP, 1, None, {"mean": np.float32([2.0])})
     assert error_of(answer) == ("bad_message", "trainer 1 keeps no state; trainer 0 does")
 
 
@@ -60,10 +60,9 @@ def test_only_trainer_0_keeps_state() -> None:
 def test_only_a_later_life_takes_the_place_of_a_process_that_is_not_lost(life: Any) -> None:
     bench = Bench(WAITS).started(SGD, sgd_state())
     bench.push(1, 1, sgd_grads(1, 1))
-    peer = b"another connection"
     body = hello(1, session="new", life=life)
-    answer = bench.one_from(peer, 1, Kind.HELLO, body)
-    if life == 1 and life is not True:
+    answer = bench.one(1, Kind.HELLO, body=body, peer=b"another connection")
+    if life == 1 and not isinstance(life, bool):
         assert answer.kind is Kind.WELCOME
         assert (answer.body["seen"], answer.body["base"], answer.body["restored"]) == (1, 0, False)
     else:
