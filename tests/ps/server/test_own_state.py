@@ -14,7 +14,7 @@ WAITS = ServerOptions(lost_after_s=5, step_timeout_s=600, trainer_return_s=60.0)
 
 
 def leaf(name: str, value: float) -> Tensor:
-    return Tensor(name, np.float32([value]))
+    return Tensor(name, np.asarray([value], np.float32))
 
 
 def values(state: OwnState, step: int) -> dict[str, float]:
@@ -44,7 +44,7 @@ def test_a_leaf_that_is_replaced_after_a_step_counts_and_a_late_duplicate_does_n
 def test_a_recall_waits_until_the_state_is_kept() -> None:
     bench = Bench(WAITS).started(SGD, sgd_state())
     assert bench.send(1, Kind.RECALL, 1) == []
-    arrays = {"mean": np.float32([2.0])}
+    arrays = {"mean": np.asarray([2.0], np.float32)}
     found = [message for _, message in bench.send(0, Kind.KEEP, 1, None, arrays)]
     assert [message.kind for message in found] == [Kind.OK, Kind.VALUES]
     assert [tensor.array.tolist() for tensor in found[1].tensors] == [[2.0]]
@@ -52,7 +52,7 @@ def test_a_recall_waits_until_the_state_is_kept() -> None:
 
 def test_only_trainer_0_keeps_state() -> None:
     bench = Bench(WAITS).started(SGD, sgd_state())
-    answer = bench.one(1, Kind.KEEP, 1, None, {"mean": np.float32([2.0])})
+    answer = bench.one(1, Kind.KEEP, 1, None, {"mean": np.asarray([2.0], np.float32)})
     assert error_of(answer) == ("bad_message", "trainer 1 keeps no state; trainer 0 does")
 
 
