@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from jaxfleet.observability import NO_SPANS, Spans
 from jaxfleet.ps.server.metrics import ServerMetrics
@@ -85,6 +85,27 @@ _OF_FILES = frozenset({"saving", "loading"})  # tasks that use reserved descript
 Done: TypeAlias = tuple[DeviceTask, Any, Exception | None]
 
 
+class TaskWorker(Protocol):
+    """Runs the long tasks of a server, in order, while it answers messages."""
+
+    def put(self, job: DeviceTask) -> None: ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are tasks whose results were not taken."""
+        ...
+
+    def results(self) -> list[Done]:
+        """Takes the results of completed tasks."""
+        ...
+
+    def close(self) -> None: ...
+
+
+MakeWorker: TypeAlias = Callable[[Callable[[], None], Callable[[DeviceTask], Done]], TaskWorker]
+"""Given what wakes the server, and what runs a task."""
+
+
 class Server:
     """The event loop of one server.
 
@@ -93,7 +114,8 @@ class Server:
         listener: receives messages.
         connect: connects to the other servers, for partial sums.
         clock: the core's clock.
-        threaded: run long tasks in a thread, so that messages are answered meanwhile.
+        threaded: run long tasks in a worker, so that messages are answered meanwhile.
+        make_worker: the worker of long tasks, a thread by default.
         publish: receives metrics four times a second.
         spans: records activities.
         reserve: descriptors for checkpoints.
@@ -107,6 +129,7 @@ class Server:
         connect: Callable[[Sequence[str]], Connections],
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
+        make_worker: MakeWorker | None = None,
         publish: Callable[[ServerMetrics], None] | None = None,
         spans: Spans = NO_SPANS,
         reserve: DescriptorReserve | None = None,
@@ -119,8 +142,9 @@ class Server:
         self._connections: Connections | None = None
         self._ticked = self._published = clock()
         self._publish = publish
-        self._worker = _Worker(listener.wake, self._attempt) if threaded else None
-        self._beside = _Worker(listener.wake, self._attempt) if threaded else None
+        make = make_worker or _Worker
+        self._worker = make(listener.wake, self._attempt) if threaded else None
+        self._beside = make(listener.wake, self._attempt) if threaded else None
         self._todo: deque[DeviceTask] = deque()
         self._stop = threading.Event()
 
