@@ -1,0 +1,125 @@
+"""What must hold in every run, and what must hold in runs whose faults a job survives."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxfleet.errors import JaxfleetError
+from jaxfleet.testing.simulation.job import Run
+from jaxfleet.testing.simulation.workload import HITS, PLACES, STEPS, TRAINERS, Record
+
+
+def broken(run: Run, undisturbed: Run) -> list[str]:
+    """Returns the invariants that a run breaks; `undisturbed` is the same job without faults."""
+    found = [*_endings(run), *run.waits.late, *dict.fromkeys(run.sizes.beyond)]
+    for trainer, record in enumerate(run.trainers):
+        found += _of_trainer(run, trainer, record, undisturbed)
+    found += _at_the_end(run, undisturbed)
+    return found
+
+
+def _endings(run: Run) -> Iterator[str]:
+    """Every wait ends: with an answer, or with an error that jaxfleet names."""
+    if run.stuck:
+        yield f"the job did not end: {run.stuck}"
+    ends = {f"trainer {trainer}": error for trainer, error in run.errors.items()}
+    ends |= {f"server {n}": end.error for n, end in enumerate(run.servers) if end.error is not None}
+    for name, error in ends.items():
+        if not isinstance(error, JaxfleetError):
+            yield f"{name} ended with {error!r}, which is not an error of jaxfleet"
+        elif run.schedule.must_succeed:
+            yield f"{name} failed though the job survives these faults: {error}"
+
+
+def _unit(run: Run) -> float:
+    """Returns what one push adds: in sync mode, the mean over all trainers' rows is taken."""
+    return 1.0 / TRAINERS if run.schedule.mode.is_sync else 1.0
+
+
+def _counts(values: np.ndarray, unit: float) -> np.ndarray:
+    """Returns how often each push was applied, with an axis for steps and one for trainers."""
+    return (-values / unit).reshape(STEPS, TRAINERS)
+
+
+def _of_trainer(run: Run, trainer: int, record: Record, undisturbed: Run) -> Iterator[str]:
+    unit, mode = _unit(run), run.schedule.mode
+    lags = []
+    for step, values in record.seen.items():
+        wanted = undisturbed.trainers[trainer].seen[step]
+        for leaf in values if mode.is_sync else ():
+            if values[leaf].tobytes() != wanted[leaf].tobytes():
+                yield f"trainer {trainer} computes step {step} with another '{leaf}'"
+        counts = [_counts(values[leaf], unit) for leaf in HITS]
+        yield from _once(counts, f"trainer {trainer} at step {step}")
+        own = min(_complete(count[:, trainer]) for count in counts)
+        if mode.staleness is None:
+            continue
+        least = min(_complete(count[:, other]) for count in counts for other in range(TRAINERS))
+        lags.append(step - 1 - least)
+        if own < step - 1 - mode.staleness or lags[-1] > mode.staleness:
+            what = f"trainer {trainer} computed step {step} with values that lack pushes of"
+            yield f"{what} step {least + 1}: the bound is {mode.staleness}"
+    if mode.staleness is not None and record.lags:
+        yield from _reported(trainer, lags, record.lags["histogram"])
+
+
+def _reported(trainer: int, lags: list[int], histogram: dict[str, int]) -> Iterator[str]:
+    """A reported lag is no smaller than that of the values."""
+    told = sorted(int(lag) for lag, count in histogram.items() for _ in range(count))
+    if len(told) != len(lags):
+        yield f"trainer {trainer} reports the lags of {len(told)} steps instead of {len(lags)}"
+    elif any(said < true for said, true in zip(told, sorted(lags), strict=True)):
+        yield f"trainer {trainer} reports the lags {told}; those of its values are {sorted(lags)}"
+
+
+def _complete(applied: np.ndarray) -> int:
+    """Returns the last step up to which all pushes of a trainer are contained."""
+    missing = np.flatnonzero(applied < 1)
+    return int(missing[0]) if len(missing) else len(applied)
+
+
+def _once(counts: list[np.ndarray], where: str) -> Iterator[str]:
+    for leaf, count in zip(HITS, counts, strict=True):
+        for step, trainer in np.argwhere((count != 0) & (count != 1)):
+            times = f"{count[step, trainer]:g} times"
+            yield f"{where}: '{leaf}' has trainer {trainer}'s push of step {step + 1} {times}"
+
+
+def _at_the_end(run: Run, undisturbed: Run) -> Iterator[str]:
+    """Servers that ended with the job have every push of every trainer that ended well, once."""
+    unit, mode = _unit(run), run.schedule.mode
+    well = [n for n, record in enumerate(run.trainers) if record.final]
+    for server, (end, wanted) in enumerate(zip(run.servers, undisturbed.servers, strict=True)):
+        for leaf, values in end.values.items():
+            where = f"server {server} at its end"
+            if leaf in HITS:
+                counts = _counts(values, unit)
+                yield from _lost(counts, [] if end.error else well, f"{where}: '{leaf}'")
+            is_whole = mode.is_sync and len(well) == TRAINERS and end.error is None
+            if is_whole and values.tobytes() != wanted.values[leaf].tobytes():
+                yield f"{where} has another '{leaf}' than undisturbed"
+        for key, row in end.rows.items():
+            where = f"server {server} at its end: row {key}"
+            yield from _lost(_counts(row, 1.0), [] if end.error else well, where)
+    for trainer in well if mode.is_sync else ():
+        final, other = run.trainers[trainer], undisturbed.trainers[trainer]
+        for leaf, values in final.final.items():
+            if values.tobytes() != other.final[leaf].tobytes():
+                yield f"trainer {trainer} ends with another '{leaf}' than undisturbed"
+        if final.rows is not None and final.rows.tobytes() != _bytes(other.rows):
+            yield f"trainer {trainer} ends with other rows than undisturbed"
+
+
+def _bytes(array: np.ndarray | None) -> bytes:
+    return b"" if array is None else array.tobytes()
+
+
+def _lost(counts: np.ndarray, well: list[int], where: str) -> Iterator[str]:
+    """Yields pushes that were applied more than once, or not at all though awaited."""
+    assert counts.size == PLACES
+    for step, trainer in np.argwhere(counts > 1):
+        times = f"{counts[step, trainer]:g} times"
+        yield f"{where} has trainer {trainer}'s push of step {step + 1} {times}"
+    for step, trainer in np.argwhere(counts < 1):
+        if trainer in well:
+            yield f"{where} lacks trainer {trainer}'s push of step {step + 1}"

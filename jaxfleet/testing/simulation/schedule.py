@@ -1,0 +1,168 @@
+"""A schedule: the job and the faults that one seed draws."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from jaxfleet.testing.simulation.faults import (
+    ClockJump,
+    Delay,
+    Duplication,
+    Fault,
+    FullDisk,
+    KillServer,
+    KillTrainer,
+    Loss,
+    LossOfOne,
+    Partition,
+    Reset,
+    SlowPeer,
+    Stop,
+)
+from jaxfleet.testing.simulation.workload import LOST_AFTER_S, TRAINERS, Mode
+from jaxfleet.transport.messages import Kind
+
+RETURNS_S = 15.0  # how long trainers wait for a server
+_JOB_S = 4.0  # faults begin within this time; a job without any takes about as long
+_ROOM_S = LOST_AFTER_S - 2.0  # of silence: two heartbeats less than what counts as a loss
+_MODES = {
+    Mode(None, False, 2): 2,
+    Mode(None, False, 1): 1,
+    Mode(None, True, 2): 2,
+    Mode(None, True, 1): 1,
+    Mode(1, False, 2): 2,
+    Mode(1, True, 2): 2,
+    Mode(3, True, 2): 1,
+    Mode(3, False, 1): 1,
+}
+_LOST_KINDS = (
+    Kind.HELLO, Kind.WELCOME, Kind.DEFINE, Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.VALUES,
+    Kind.LOOK_UP, Kind.ROWS, Kind.PUSH_ROWS, Kind.PENDING, Kind.SAVE, Kind.BYE, Kind.OK,
+    Kind.ERROR, Kind.REDUCE, Kind.REDUCED,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happens in one run.
+
+    Attributes:
+        keeps_checkpoints: servers save, and trainers wait for one that is started again.
+        pace_s: the duration of each trainer's step.
+        faults: by number; leaving some out changes nothing else.
+    """
+
+    seed: int
+    mode: Mode
+    keeps_checkpoints: bool
+    pace_s: tuple[float, ...]
+    faults: dict[int, Fault]
+
+    def without(self, numbers: set[int]) -> "Schedule":
+        """Returns the schedule without some of its faults."""
+        kept = {number: fault for number, fault in self.faults.items() if number not in numbers}
+        return replace(self, faults=kept)
+
+    @property
+    def must_succeed(self) -> bool:
+        """Whether all processes must end well, as the faults are within what a job survives."""
+        found = list(self.faults.values())
+        if any(isinstance(fault, KillTrainer) for fault in found):
+            return False
+        kills = [fault for fault in found if isinstance(fault, KillServer)]
+        if kills and not self.keeps_checkpoints:
+            return False
+        if kills and any(isinstance(fault, FullDisk) for fault in found):
+            return False
+        if sum(kill.away_s + _ROOM_S for kill in kills) > RETURNS_S:
+            return False
+        return sum(map(_silence_s, found)) <= _ROOM_S
+
+    def __str__(self) -> str:
+        kept = "with checkpoints" if self.keeps_checkpoints else "without checkpoints"
+        lines = [f"seed {self.seed}: {self.mode}, {kept}"]
+        lines += [f"  {number}: {described(fault)}" for number, fault in self.faults.items()]
+        return "\n".join(lines)
+
+
+def _silence_s(fault: Fault) -> float:
+    """Returns for how long a peer of a living process may hear nothing of it."""
+    match fault:
+        case Partition() | Stop():
+            return fault.for_s
+        case ClockJump():
+            return fault.by_s
+        case Delay() | SlowPeer():
+            return 2 * fault.most_s  # there and back
+        case _:
+            return 0.0
+
+
+def described(fault: Fault) -> str:
+    """Describes a fault: `Reset(at_s=1.20, trainer=0, server=1)`."""
+    given = []
+    for field in fields(fault):
+        value = getattr(fault, field.name)
+        text = f"{value:.3f}" if isinstance(value, float) else str(getattr(value, "value", value))
+        given.append(f"{field.name}={text}")
+    return f"{type(fault).__name__}({', '.join(given)})"
+
+
+def draw_schedule(seed: int, mode: Mode | None = None) -> Schedule:
+    """Draws the schedule of a seed; with another mode than the drawn one, if given."""
+    draw = random.Random(f"{seed}/schedule")  # noqa: S311  # not for secrets
+    (drawn,) = draw.choices(list(_MODES), list(_MODES.values()))
+    mode = mode if mode is not None else drawn
+    keeps = draw.random() < 0.7
+    pace_s = tuple(draw.uniform(0.02, 0.6) for _ in range(TRAINERS))
+    kinds = draw.choices(list(_DRAWS), [share for share, _ in _DRAWS.values()], k=_count(draw))
+    faults = {number: _DRAWS[kind][1](draw, mode) for number, kind in enumerate(kinds)}
+    return Schedule(seed, mode, keeps, pace_s, faults)
+
+
+def _count(draw: random.Random) -> int:
+    return draw.choice((1, 2, 2, 3, 3, 4, 5, 7))
+
+
+def _at(draw: random.Random) -> float:
+    return draw.uniform(0.0, _JOB_S)
+
+
+def _short(draw: random.Random) -> float:
+    """Draws a duration that a job survives, but for one time in ten."""
+    return draw.uniform(0.05, 1.2) if draw.random() < 0.9 else draw.uniform(1.2, 12.0)
+
+
+def _process(draw: random.Random, mode: Mode) -> str:
+    names = [f"trainer {n}" for n in range(TRAINERS)] + [f"server {n}" for n in range(mode.servers)]
+    return draw.choice(names)
+
+
+def _kill(draw: random.Random, mode: Mode) -> Fault:
+    server, power = draw.randrange(mode.servers), draw.random() < 0.5
+    away_s = draw.uniform(0.05, 3.0) if draw.random() < 0.95 else 60.0
+    if draw.random() < 0.5:
+        at = draw.randrange(1, 40)
+        return KillServer(server, away_s, at_operation=at, loses_power=power)
+    return KillServer(server, away_s, at_s=_at(draw), loses_power=power)
+
+
+_DRAWS: dict[str, tuple[int, Callable[[random.Random, Mode], Fault]]] = {
+    "loss": (3, lambda d, _: Loss(_at(d), d.uniform(0.1, 3.0), d.choice((0.05, 0.2, 0.5, 1.0)))),
+    "one": (4, lambda d, _: LossOfOne(d.choice(_LOST_KINDS), d.randrange(16))),
+    "twice": (3, lambda d, _: Duplication(_at(d), d.uniform(0.1, 3.0), d.choice((0.1, 0.5, 1.0)),
+                                          d.choice((0.0, 0.05, 1.0)))),
+    "delay": (2, lambda d, _: Delay(_at(d), d.uniform(0.1, 3.0), d.choice((0.02, 0.2, 0.6)))),
+    "slow": (2, lambda d, m: SlowPeer(_at(d), d.uniform(0.1, 3.0), _process(d, m),
+                                      d.choice((0.05, 0.3, 0.6)))),
+    "reset": (4, lambda d, m: Reset(_at(d), d.randrange(TRAINERS), d.randrange(m.servers))),
+    "partition": (2, lambda d, m: Partition(_at(d), _short(d), f"trainer {d.randrange(TRAINERS)}",
+                                            f"server {d.randrange(m.servers)}",
+                                            d.random() < 0.5, d.random() < 0.3)),
+    "kill": (7, _kill),
+    "kill trainer": (1, lambda d, _: KillTrainer(d.randrange(TRAINERS), _at(d),
+                                                 d.choice((None, d.uniform(0.1, 12.0))))),
+    "stop": (2, lambda d, m: Stop(_at(d), _short(d), _process(d, m))),
+    "jump": (2, lambda d, m: ClockJump(_at(d), _process(d, m), _short(d))),
+    "full": (2, lambda d, m: FullDisk(_at(d), d.uniform(0.1, 12.0), d.randrange(m.servers))),
+}  # fmt: skip

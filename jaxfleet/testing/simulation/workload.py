@@ -1,0 +1,207 @@
+"""The job that is simulated: a step whose parameters show which pushes they contain.
+
+The gradient of every trainer's step is 1 at a place of its own in `hits_a` and `hits_b`, which lie
+on different servers, and in the rows of a table; the rate is 1. So a value shows which pushes it
+contains and how often, whatever their order. `fit` depends on all earlier values, so in sync mode
+any value that is used at a wrong step changes its bits.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfleet as jf
+from jaxfleet.capture import Captured, capture
+from jaxfleet.ir import Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.passes.pserver.placement import local_endpoints
+from jaxfleet.ps.client.client import Client
+from jaxfleet.runtime.pserver_job import JobPrograms, example_of, job_programs
+from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.strategy import DistributedStrategy
+from jaxfleet.tables import Constant, Sgd
+
+STEPS, TRAINERS = 5, 2
+PLACES = STEPS * TRAINERS
+NAME = "simulation"
+LOST_AFTER_S, STEP_TIMEOUT_S, CONNECT_S = 4.0, 20.0, 25.0
+REPLAY_BYTES = 1 << 12
+KEYS = np.array([2, 3])  # of two servers, each has one
+HITS = ("hits_a", "hits_b")
+LEAVES = (*HITS, "fit")
+
+_ROWS = jf.embedding_table("rows", PLACES, initializer=Constant(0.0), optimizer=Sgd(1.0))
+_CACHE = ExecutableCache()
+
+
+@dataclass(frozen=True, order=True)
+class Mode:
+    """How the trainers of a job communicate.
+
+    Attributes:
+        staleness: bound of `async`; None for sync.
+        has_table: the step looks up and trains rows of a table.
+        servers: number of servers.
+    """
+
+    staleness: int | None = None
+    has_table: bool = False
+    servers: int = 2
+
+    @property
+    def is_sync(self) -> bool:
+        return self.staleness is None
+
+    def __str__(self) -> str:
+        mode = "sync" if self.is_sync else f"async, staleness {self.staleness}"
+        return f"{mode}, {self.servers} servers{', a table' if self.has_table else ''}"
+
+
+@dataclass
+class Record:
+    """What one trainer has seen.
+
+    Attributes:
+        seen: by step, the values that the step computed with, by leaf.
+        lags: the reported histogram of lags.
+        final: the last state.
+        rows: the last rows of the table.
+    """
+
+    seen: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    lags: dict[str, Any] = field(default_factory=dict)
+    final: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: np.ndarray | None = None
+
+
+@functools.cache
+def strategy_of(mode: Mode) -> DistributedStrategy:
+    """Returns the strategy of a mode, with short timeouts."""
+    relaxed = {} if mode.staleness is None else {"staleness": mode.staleness}
+    return DistributedStrategy(
+        mode="pserver",
+        communication="sync" if mode.is_sync else "async",
+        min_block_size=PLACES,
+        lost_after_s=LOST_AFTER_S,
+        step_timeout_s=STEP_TIMEOUT_S,
+        connect_s=CONNECT_S,
+        replay_bytes=REPLAY_BYTES,
+        **relaxed,  # type: ignore[arg-type]
+    )
+
+
+def first_state(mode: Mode) -> Any:
+    """Returns the state that all trainers begin with."""
+    params = {name: jnp.zeros(PLACES) for name in HITS} | {"fit": jnp.ones(2)}
+    if mode.has_table:
+        params["rows"] = jnp.asarray(np.asarray(_ROWS.init()))
+    return params, optax.sgd(1.0).init(params)
+
+
+@functools.cache
+def batches(mode: Mode) -> tuple[dict[str, np.ndarray], ...]:
+    """Returns the batches of all steps, with a row for each trainer."""
+    draw = np.random.default_rng(5)
+    hot = np.eye(PLACES, dtype=np.float32).reshape(STEPS, TRAINERS, PLACES)
+    found = []
+    for step in range(STEPS):
+        batch = {"hot": hot[step], "x": draw.normal(size=(TRAINERS, 2)).astype(np.float32)}
+        if mode.has_table:
+            batch["keys"] = np.tile(KEYS, (TRAINERS, 1))
+        found.append(batch)
+    return tuple(found)
+
+
+@functools.cache
+def _captured(mode: Mode) -> Captured:
+    tx = jf.distributed_optimizer(optax.sgd(1.0))
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        params, opt = state
+
+        def loss_fn(params: Any) -> jax.Array:
+            loss = sum((params[name] * batch["hot"]).sum(-1).mean() for name in HITS)
+            loss = loss + 0.1 * ((params["fit"] - batch["x"]) ** 2).sum(-1).mean()
+            if mode.has_table:
+                loss = loss + (_ROWS(params["rows"], batch["keys"]) * batch["hot"][:, None]).sum()
+            return jnp.asarray(loss)
+
+        grads = jax.grad(loss_fn)(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), {n: params[n] for n in LEAVES}
+
+    return capture(train_step, example=(first_state(mode), batches(mode)[0]))
+
+
+def endpoints_of(mode: Mode) -> tuple[str, ...]:
+    """Returns the servers' endpoints."""
+    return tuple(local_endpoints(mode.servers))
+
+
+@functools.cache
+def _programs(mode: Mode, trainer: int) -> Callable[[Program], JobPrograms]:
+    made: dict[int, tuple[Program, JobPrograms]] = {}
+
+    def make(program: Program) -> JobPrograms:
+        if id(program) not in made:
+            job = job_programs(
+                program,
+                strategy_of(mode),
+                trainer=trainer,
+                trainers=TRAINERS,
+                endpoints=endpoints_of(mode),
+                like=_programs(mode, 0)(program) if trainer else None,
+            )
+            made[id(program)] = program, job  # which keeps the program, and so its id
+        return made[id(program)][1]
+
+    return make
+
+
+@functools.cache
+def _example(mode: Mode) -> Program:
+    return example_of(_captured(mode), strategy_of(mode), TRAINERS)
+
+
+def cache() -> ExecutableCache:
+    """Returns the executables of all jobs."""
+    return _CACHE
+
+
+def new_step(mode: Mode, trainer: int, connect: Callable[[JobPrograms], Client]) -> TrainerStep:
+    """Returns a step of a trainer; all jobs share its programs and executables."""
+    return TrainerStep(
+        _captured(mode),
+        strategy_of(mode),
+        _programs(mode, trainer),
+        connect,
+        example=_example(mode),
+        cache=_CACHE,
+    )
+
+
+def train(
+    mode: Mode,
+    trainer: int,
+    connect: Callable[[JobPrograms], Client],
+    record: Record,
+    pause: Callable[[int], None],
+) -> None:
+    """Runs the script of a trainer; `pause` takes the time of each step's computation."""
+    with new_step(mode, trainer, connect) as step:
+        state = first_state(mode)
+        for number, batch in enumerate(batches(mode), 1):
+            state, used = step(state, batch)
+            record.seen[number] = {name: np.array(used[name]) for name in LEAVES}
+            pause(number)
+        last, _ = step.pull(state)
+        record.final = {name: np.array(last[name]) for name in LEAVES}
+        if mode.has_table:
+            record.rows = np.array(step.look_up("rows", KEYS))
+        record.lags = dict(step.stats()["trainer"].get("staleness", {}))
