@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -285,8 +286,12 @@ def _say(text: str) -> None:
 
 
 def _end(joined: ProcessGroup) -> NoReturn:
-    joined.metrics.end(is_failed=True)
-    joined.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(_FAILED)
+    try:
+        joined.metrics.end(is_failed=True)
+        joined.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001  # the process ends all the same
+        traceback.print_exc()
+    finally:
+        os._exit(_FAILED)

@@ -196,10 +196,10 @@ class ProcessGroup:
 
     def close(self) -> None:
         self.is_closed = True
-        self.metrics.close()
         self.member.close()
         if self._serving is not None:
             self._serving.close()
+        self.metrics.close()
 
 
 class Task:

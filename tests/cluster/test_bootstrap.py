@@ -15,7 +15,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.cluster import ProcessGroup, RankPlace
-from jaxfleet.cluster.bootstrap import _leave, _meet, detected_rank
+from jaxfleet.cluster.bootstrap import _end, _leave, _meet, detected_rank
 from jaxfleet.cluster.coordinator import Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient, Doing
 from jaxfleet.cluster.group_view import GroupView, Termination
@@ -235,6 +235,20 @@ def test_a_step_of_all_is_refused_where_nobody_joined(monkeypatch: pytest.Monkey
             started.setenv("PADDLE_TRAINERS_NUM", "1")
             started.setenv("PADDLE_TRAINER_ID", "0")
             jf.distribute(total, example, jf.DistributedStrategy(devices=1))
+
+
+def test_a_rank_of_a_failed_group_ends_even_if_its_metrics_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stuck(*, is_failed: bool) -> None:
+        raise TimeoutError(f"the metrics did not end, failed {is_failed}")
+
+    joined = SimpleNamespace(metrics=SimpleNamespace(end=stuck), close=lambda: None)
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    _end(cast("ProcessGroup", joined))
+    assert ended == [1]
+    assert "the metrics did not end, failed True" in capsys.readouterr().err
 
 
 def test_a_fork_of_a_rank_says_no_bye_in_its_name() -> None:
