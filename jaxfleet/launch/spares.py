@@ -70,11 +70,12 @@ class Spares:
         text = json.dumps(self._starter.settled(environment)).encode()
         while self._idle:
             spare = self._idle.pop(0)
-            if spare.process.status is None and _write(spare.pipe, text):
+            if _write(spare.pipe, text) and spare.process.status is None:
                 signal_group(spare.process.pid, signal.SIGCONT)  # someone may have stopped it
                 self._starter.enlist(spare.process, name)
                 return spare.process
             spare.process.tell(signal.SIGKILL)
+            self.start_later()  # another
         return None
 
     def has_ended(self, process: Process) -> bool:

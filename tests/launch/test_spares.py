@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from jaxfleet.cli import serve as serve_command
 from jaxfleet.cli.app import make_parser
 from jaxfleet.launch import launch, members, spares
 from jaxfleet.launch.spares import Spares
-from jaxfleet.launch.starter import Starter, starting
+from jaxfleet.launch.starter import SparesDue, Starter, starting
 from jaxfleet.ps.server import process as server_process
 from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.execution_plan import BlockPlan, SentGradients
@@ -66,6 +67,21 @@ def test_a_role_that_does_not_fit_into_the_pipe_is_left_to_a_cold_start() -> Non
         (waits,) = kept.processes
         assert kept.take("server 0", {"ROLE": "x" * 300_000}) is None
         wait_until(lambda: waits.gone, "its end")
+
+
+def test_a_dead_spare_is_passed_over_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spares, "_AFTER_S", 0.0)
+    with keeping("raise SystemExit(3)") as (starter, kept):
+        kept.start_missing()
+        (died,) = kept.processes
+        wait_until(lambda: died.gone, "its end")
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        assert kept.take("server 0", {"ROLE": "one"}) is None
+        assert len(os.listdir("/proc/self/fd")) == before - 1  # noqa: PTH208
+        found = [starter.events.next(time.monotonic() + 5.0) for _ in range(3)]
+        assert SparesDue() in found  # which starts another
 
 
 def test_a_spare_without_a_role_ends_with_its_pipe() -> None:
