@@ -25,6 +25,7 @@ from jaxfleet.cluster.group_view import CHANGED_STATE
 from jaxfleet.errors import CheckpointError, StrategyError, UnsupportedError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.runtime.compiled_variants import Variant
+from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.step_inputs import check_batch, check_state, description, warn_of_own_batches
 from jaxfleet.runtime.step_state import LastState
@@ -49,6 +50,7 @@ class RankStep(Step[State, Metrics]):
     """
 
     _whole_trees = False  # the group's own thread runs the step, and may wait for other ranks
+    _shares_scalars = True  # the metrics server's thread reads them
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class RankStep(Step[State, Metrics]):
         _check(strategy, captured)
         super().__init__(captured, strategy, jax.devices(), dump_dir)
         self._waits = False  # here, and not inside XLA
-        joined.counts.scalars = self._newest_scalars
+        joined.counts.scalars = partial(_newest, self._scalars)
 
     def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step, together with all ranks.
@@ -146,10 +148,6 @@ class RankStep(Step[State, Metrics]):
         if self._held is not None or not all(map(_is_readable, found.values())):
             found = super()._readable_leaves(self.pull(state), leaves, places)
         return {at: _on_one_device(leaf) for at, leaf in found.items()}
-
-    def _newest_scalars(self) -> tuple[int, Mapping[str, float]]:
-        found = self._scalars.latest()
-        return found.step, found.values
 
     def _spread(self, batch: Any) -> Any:
         return batch
@@ -294,6 +292,12 @@ class RankStep(Step[State, Metrics]):
         if self._is_local:
             return local_rows(value)
         return whole_array(self._joined, value, timeout_s=self._longest_s)
+
+
+def _newest(scalars: ScalarMetrics) -> tuple[int, Mapping[str, float]]:
+    """Returns the newest scalars and their step; does not refer to the step, which may be large."""
+    found = scalars.latest()
+    return found.step, found.values
 
 
 def _is_readable(leaf: Any) -> bool:

@@ -70,6 +70,7 @@ class Step(StepViews, StepTables, Logging, Evaluating[State, Metrics]):
     """
 
     _whole_trees = True  # one device may receive the user's state as it is
+    _shares_scalars = False  # no other thread reads them
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Step(StepViews, StepTables, Logging, Evaluating[State, Metrics]):
         self._saver: PeriodicSaver | None = None
         self._restored, self._restored_steps = LastState(), 0
         self._returned_tree = 0  # id of the state returned last; of one since freed it may recur
-        self._scalars = ScalarMetrics()
+        self._scalars = ScalarMetrics(is_shared=self._shares_scalars)
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],

@@ -1,7 +1,10 @@
 """The scalars that a step returned last can be read by name, without waiting for the step."""
 
+import gc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,11 @@ import optax
 import pytest
 
 import jaxfleet as jf
+from jaxfleet.capture import capture
 from jaxfleet.capture.signature import leaf_names
+from jaxfleet.cluster import ProcessGroup
+from jaxfleet.cluster.rank_metrics import RankCounts
+from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.scalar_metrics import MOST_METRICS, MOST_NAME, ScalarMetrics, Scalars
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.runtime.toys import rows, start, training
@@ -120,6 +127,25 @@ def test_a_metric_deleted_while_another_thread_asks_for_it_is_left_out() -> None
     with pytest.raises(RuntimeError, match="deleted"):
         newest.leaves[0].is_ready()
     assert scalars.latest() == Scalars(1, {})
+
+
+def test_the_metrics_of_a_rank_are_read_by_another_thread_and_do_not_keep_its_step() -> None:
+    counts = RankCounts()
+    joined = SimpleNamespace(counts=counts, wait_less=lambda **_: None, rank=0)
+    captured = capture(training(TX), example=(start(TX), rows(8)))
+    strategy = jf.DistributedStrategy(mode="collective")
+    step: Any = RankStep(captured, strategy, cast("ProcessGroup", joined))
+    made = jnp.float32(1.0) + 1
+    step._scalars.note([made], NAMES)  # noqa: SLF001
+    assert counts.scalars() == (1, {"x": 2.0})
+    made = jnp.float32(2.0) + 1
+    step._scalars.note([made], NAMES)  # noqa: SLF001
+    made.delete()
+    assert counts.scalars() == (2, {})
+    kept = ref(step)
+    del step
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_metric_that_is_deleted_between_two_questions_is_left_out() -> None:
