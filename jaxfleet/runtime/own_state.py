@@ -65,5 +65,6 @@ class OwnStateKeeper:
             hint = "start the job again from its last checkpoint"
             raise PeerLostError(f"{what} after step {client.step}", hint=hint)
         found = {n: to_device(arrays[n], of.dtype)[0] for n, of in self._mine.items()}
-        self._sent = dict(found)
+        if client.me.trainer == 0:
+            self._sent = dict(found)
         return found
