@@ -17,9 +17,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client, FormerProcess
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.runtime.evaluation import Evaluating
-from jaxfleet.runtime.memory_report import (
-    fitting,
-)
+from jaxfleet.runtime.memory_report import fitting
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.own_state import OwnStateKeeper
@@ -381,6 +379,8 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
             meet(client, f"restore {path}")
         leaves = self._newest.leaves = restore_job(client, self._served, path)
         self._keeper.keep(client, leaves)
+        if self._saver is not None:
+            self._saver.resume(client.step)
         self._pace.restart(self._served.held(leaves))
         tree = self.captured.signature.state_tree
         restored: State = jax.tree_util.tree_unflatten(tree, leaves)

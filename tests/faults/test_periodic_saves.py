@@ -112,3 +112,20 @@ def test_relaxed_trainers_save_at_numbers_of_steps_and_not_at_times(
     saving(monkeypatch, tmp_path / "saved", "5s")
     job = TrainingJob(options=words).run()
     assert "no step is that of all trainers" in job.error("trainer 0", StrategyError)
+
+
+@pytest.mark.parametrize("communication", ["sync", "async"])
+def test_numbers_go_on_from_a_checkpoint_that_the_script_restores(
+    communication: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = saving(monkeypatch, tmp_path / "saved", "2steps")
+    options = ["--kind=count", f"--communication={communication}", "--steps=6"]
+    job = TrainingJob(options=options)
+
+    def go_back(step: TrainerStep, state: Any, number: int) -> Any:
+        return step.restore(series.path(2)) if number == 5 else state
+
+    job.between = go_back
+    job.run()
+    assert all(end.error is None for end in job.ends.values())
+    assert series.steps() == (2, 4)
