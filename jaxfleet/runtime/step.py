@@ -39,7 +39,7 @@ from jaxfleet.runtime.step_inputs import (
 )
 from jaxfleet.runtime.step_introspection import StepViews
 from jaxfleet.runtime.step_state import LastState
-from jaxfleet.runtime.step_tables import StepTables
+from jaxfleet.runtime.step_tables import TableMethods
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.runtime.transpile import calls_to_measure, end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
@@ -47,7 +47,7 @@ from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import specs_of
 
 
-class Step(StepViews, StepTables, Logging, Evaluating[State, Metrics]):
+class Step(StepViews, TableMethods, Logging, Evaluating[State, Metrics]):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:

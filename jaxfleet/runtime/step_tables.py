@@ -11,7 +11,7 @@ from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import looked_up
 
 
-class StepTables:
+class TableMethods:
     """Access to the tables of a `Step` between two calls.
 
     Attributes:
