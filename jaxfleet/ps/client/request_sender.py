@@ -208,6 +208,7 @@ class Recovery:
         try:
             while not known.is_level:
                 before = dict(known.waiting)
+                known.held_back = frozenset(before)
                 try:
                     self._return(server, list(before.values()))
                     known.is_level = True
@@ -217,7 +218,7 @@ class Recovery:
                 finally:
                     known.waiting = {n: r for n, r in known.waiting.items() if n in before}
         finally:
-            known.is_returning = False
+            known.is_returning, known.held_back = False, frozenset()
 
     def see_new(self, server: int, incarnation: str) -> None:
         """Handles heartbeats of an incarnation without a welcome; may start a recovery over."""
@@ -247,7 +248,7 @@ class Recovery:
         missing, step = body.get("missing"), body.get("step")
         for number in missing if isinstance(missing, list) else []:
             request = known.waiting.get(number) if isinstance(number, int) else None
-            if request is not None:
+            if request is not None and number not in known.held_back:
                 known.repeated.add(request.message.number)
                 self.outbox.send(server, request.message)
         if body.get("lacks") and isinstance(step, int):
@@ -288,6 +289,7 @@ class Recovery:
             if len(under_way) > _REPLAY_WINDOW:
                 self.wait([under_way.popleft()])
         self.wait(list(under_way))
+        known.held_back = frozenset()
         for request in waiting:
             if not request.is_done:
                 outbox.send(server, request.message)

@@ -162,6 +162,8 @@ class ServerSession:
         is_greeted: it has sent a welcome since its restart was detected.
         is_level: it has received all that this trainer sent.
         is_returning: its recovery is in progress.
+        held_back: numbers of the requests that its recovery sends last; before the program, or the
+            pushes, a server would reject them.
         repeated: numbers of requests that may be answered again: those resent, also on behalf of
             other trainers, and those whose error was raised.
         damage: the checkpoints it could not read, as reported by its welcome, and why.
@@ -188,6 +190,7 @@ class ServerSession:
     is_greeted: bool = False
     is_level: bool = True
     is_returning: bool = False
+    held_back: frozenset[int] = frozenset()
     repeated: set[int] = field(default_factory=set)
     clock: int = -1
     damage: str = ""
