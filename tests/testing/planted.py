@@ -1,13 +1,13 @@
 """Bugs that tests plant in the product, each a kind that the simulation must find."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from jaxfleet.checkpoint import files, saving
+from jaxfleet.checkpoint import files
 from jaxfleet.ps.client.request_sender import Recovery
-from jaxfleet.ps.server import trainer_sessions
 from jaxfleet.ps.server.async_scheduler import AsyncScheduler
 from jaxfleet.ps.server.scheduler import Progress
 from jaxfleet.ps.server.staleness import TrainerClocks
@@ -22,9 +22,10 @@ def double_apply(patch: pytest.MonkeyPatch) -> None:
 
 def lost_fsync(patch: pytest.MonkeyPatch) -> None:
     """Checkpoints are renamed before their content is on disk, and torn blocks are accepted."""
-    for module in (files, saving, trainer_sessions):
-        patch.setattr(module, "sync", lambda _: None)
-    patch.setattr(files, "sync_tree", lambda _: None)
+    sync = files.sync
+    for name, module in sys.modules.items():
+        if name.startswith("jaxfleet.") and getattr(module, "sync", None) is sync:
+            patch.setattr(module, "sync", lambda _: None)
     patch.setattr(substitutes, "reading_sum", lambda _: _Anything())
 
 

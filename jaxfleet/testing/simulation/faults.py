@@ -94,11 +94,15 @@ class KillServer:
 
 @dataclass(frozen=True)
 class KillTrainer:
-    """A trainer is killed, and its script started again after `away_s`, if given."""
+    """A trainer is killed, and its script started again after `away_s`, if given.
+
+    At a time, or before it sends a message, counted from the begin of the job.
+    """
 
     trainer: int
-    at_s: float
     away_s: float | None
+    at_s: float | None = None
+    at_message: int | None = None
 
 
 @dataclass(frozen=True)

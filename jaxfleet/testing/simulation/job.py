@@ -4,6 +4,7 @@ import hashlib
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +49,7 @@ class ServerEnd:
         values: its parameters, by leaf.
         rows: the rows of its table by key.
         starts: how often it was started.
-        is_up: it was not killed for good.
+        is_up: it runs, so that it can be killed.
     """
 
     error: BaseException | None = None
@@ -109,7 +110,7 @@ class Job:
         )
         self._trace, self._digest = trace, hashlib.blake2b(digest_size=16)
         weather = Weather(schedule.seed, schedule.faults)
-        self.network = SimulatedNetwork(self.scheduler, weather, self.note)
+        self.network = SimulatedNetwork(self.scheduler, weather, self.note, self._before_message)
         self.processes: dict[str, Process] = {}
         self.disks = [
             Disk(root / f"server{n}", self.draw(f"disk {n}"), partial(self._crash, n))
@@ -117,6 +118,8 @@ class Job:
         ]
         self._kills: dict[int, list[KillServer]] = {n: [] for n in range(len(self.endpoints))}
         self._dying: dict[int, KillServer] = {}
+        self._sent: Counter[str] = Counter()  # messages by process
+        self._lives: Counter[int] = Counter()  # starts of trainers
 
     def draw(self, what: str) -> random.Random:
         """Returns a generator for one purpose, so that no other changes what it draws."""
@@ -162,8 +165,8 @@ class Job:
                 self._arm(fault.server)
             case KillServer(at_s=float(at_s)):
                 after(at_s, lambda: self._kill_server(fault))
-            case KillTrainer():
-                after(fault.at_s, lambda: self._kill_trainer(fault))
+            case KillTrainer(at_s=float(at_s)):
+                after(at_s, lambda: self._kill_trainer(fault))
             case Stop():
                 after(fault.at_s, lambda: self._stop(fault.process, fault.for_s))
             case ClockJump():
@@ -205,6 +208,19 @@ class Job:
 
         # Not at once: the killed process runs its handlers.
         self.scheduler.after(max(kill.away_s, 0.01), come_back, keeps=True)
+
+    def _before_message(self, process: Process) -> None:
+        number = self._sent[process.name]
+        self._sent[process.name] += 1
+        for fault in self.schedule.faults.values():
+            match fault:
+                case KillTrainer(at_message=int(at)) if at == number:
+                    if process.name == f"trainer {fault.trainer}":
+                        self._kill_trainer(fault)
+                        if not process.is_alive:
+                            raise KilledError
+                case _:
+                    pass
 
     def _kill_trainer(self, kill: KillTrainer) -> None:
         trainer, process = kill.trainer, self.processes[f"trainer {kill.trainer}"]
@@ -265,6 +281,7 @@ class Job:
         except Exception as error:  # noqa: BLE001  # the invariants judge it
             end.error = error
         if core is not None and process.is_alive:
+            end.is_up = False  # an ended server is not started again
             end.error = end.error or core.failure
             end.values = _values(core)
             for store in core.stores.values():
@@ -275,6 +292,8 @@ class Job:
     def _start_trainer(self, trainer: int) -> None:
         process = self.processes[f"trainer {trainer}"] = Process(f"trainer {trainer}")
         record = self.result.trainers[trainer] = workload.Record()
+        life, self._lives[trainer] = self._lives[trainer], self._lives[trainer] + 1
+        self.result.errors.pop(trainer, None)
 
         def body() -> None:
             pace_s = self.schedule.pace_s[trainer]
@@ -282,7 +301,7 @@ class Job:
                 workload.train(
                     self.mode,
                     trainer,
-                    lambda job: self._connect(process, trainer, job),
+                    lambda job: self._connect(process, trainer, life, job),
                     record,
                     lambda _: self.scheduler.sleep(pace_s),
                 )
@@ -291,13 +310,14 @@ class Job:
 
         self.scheduler.start(process, process.name, body)
 
-    def _connect(self, process: Process, trainer: int, job: JobPrograms) -> Client:
+    def _connect(self, process: Process, trainer: int, life: int, job: JobPrograms) -> Client:
         me = membership(
             job,
             name=workload.NAME,
             trainer=trainer,
             trainers=workload.TRAINERS,
             endpoints=self.endpoints,
+            life=life,
         )
         returns_s = RETURNS_S if self.schedule.keeps_checkpoints else 0.0
         timeouts = timeouts_of(workload.strategy_of(self.mode), server_return_s=returns_s)

@@ -60,11 +60,13 @@ class SimulatedNetwork:
 
     Attributes:
         trace: called with a line for each message sent or lost.
+        before: called with the sender before it sends a message; may kill it.
     """
 
     scheduler: Scheduler
     weather: Weather
     trace: Callable[[str], None]
+    before: Callable[[Process], None] = lambda _: None
     listeners: dict[str, "SimulatedListener"] = field(default_factory=dict)
     lines: list["Line"] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -237,6 +239,7 @@ class SimulatedConnections:
     def send(self, server: int, message: Message) -> None:
         self._check_open()
         if self.process.is_alive:
+            self.network.before(self.process)
             line = self._lines[server]
             name = self.network.listeners.get(line.endpoint)
             to = name.process.name if name is not None else f"server {server}"

@@ -19,7 +19,12 @@ from jaxfleet.testing.simulation.faults import (
     SlowPeer,
     Stop,
 )
-from jaxfleet.testing.simulation.workload import LOST_AFTER_S, TRAINERS, Mode
+from jaxfleet.testing.simulation.workload import (
+    LOST_AFTER_S,
+    TRAINER_RETURN_S,
+    TRAINERS,
+    Mode,
+)
 from jaxfleet.transport.messages import Kind
 
 RETURNS_S = 15.0  # how long trainers wait for a server
@@ -34,6 +39,8 @@ _MODES = {
     Mode(1, True, 2): 2,
     Mode(3, True, 2): 1,
     Mode(3, False, 1): 1,
+    Mode(None, False, 2, waits=True): 2,
+    Mode(None, False, 1, waits=True): 1,
 }
 _LOST_KINDS = (
     Kind.HELLO, Kind.WELCOME, Kind.DEFINE, Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.VALUES,
@@ -67,9 +74,10 @@ class Schedule:
     def must_succeed(self) -> bool:
         """Whether all processes must end well, as the faults are within what a job survives."""
         found = list(self.faults.values())
-        if any(isinstance(fault, KillTrainer) for fault in found):
-            return False
         kills = [fault for fault in found if isinstance(fault, KillServer)]
+        lost = [fault for fault in found if isinstance(fault, KillTrainer)]
+        if lost and not self._may_return(lost, kills):
+            return False
         if kills and not self.keeps_checkpoints:
             return False
         if kills and any(isinstance(fault, FullDisk) for fault in found):
@@ -77,6 +85,12 @@ class Schedule:
         if sum(kill.away_s + _ROOM_S for kill in kills) > RETURNS_S:
             return False
         return sum(map(_silence_s, found)) <= _ROOM_S
+
+    def _may_return(self, lost: list[KillTrainer], kills: list[KillServer]) -> bool:
+        """Whether lost trainers are waited for; a server may lack what only they could send."""
+        away_s = [one.away_s for one in lost if one.away_s is not None]
+        in_time = len(away_s) == len(lost) and sum(away_s) < TRAINER_RETURN_S
+        return self.mode.waits and in_time and not kills
 
     def __str__(self) -> str:
         kept = "with checkpoints" if self.keeps_checkpoints else "without checkpoints"
@@ -147,6 +161,14 @@ def _kill(draw: random.Random, mode: Mode) -> Fault:
     return KillServer(server, away_s, at_s=_at(draw), loses_power=power)
 
 
+def _kill_trainer(draw: random.Random, mode: Mode) -> Fault:
+    trainer = draw.randrange(TRAINERS)
+    away_s = draw.uniform(0.1, 12.0) if mode.waits or draw.random() < 0.5 else None
+    if draw.random() < 0.5:
+        return KillTrainer(trainer, away_s, at_message=draw.randrange(60))
+    return KillTrainer(trainer, away_s, at_s=_at(draw))
+
+
 _DRAWS: dict[str, tuple[int, Callable[[random.Random, Mode], Fault]]] = {
     "loss": (3, lambda d, _: Loss(_at(d), d.uniform(0.1, 3.0), d.choice((0.05, 0.2, 0.5, 1.0)))),
     "one": (4, lambda d, _: LossOfOne(d.choice(_LOST_KINDS), d.randrange(16))),
@@ -160,8 +182,7 @@ _DRAWS: dict[str, tuple[int, Callable[[random.Random, Mode], Fault]]] = {
                                             f"server {d.randrange(m.servers)}",
                                             d.random() < 0.5, d.random() < 0.3)),
     "kill": (7, _kill),
-    "kill trainer": (1, lambda d, _: KillTrainer(d.randrange(TRAINERS), _at(d),
-                                                 d.choice((None, d.uniform(0.1, 12.0))))),
+    "kill trainer": (2, _kill_trainer),
     "stop": (2, lambda d, m: Stop(_at(d), _short(d), _process(d, m))),
     "jump": (2, lambda d, m: ClockJump(_at(d), _process(d, m), _short(d))),
     "full": (2, lambda d, m: FullDisk(_at(d), d.uniform(0.1, 12.0), d.randrange(m.servers))),

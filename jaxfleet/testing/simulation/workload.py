@@ -31,6 +31,7 @@ STEPS, TRAINERS = 5, 2
 PLACES = STEPS * TRAINERS
 NAME = "simulation"
 LOST_AFTER_S, STEP_TIMEOUT_S, CONNECT_S = 4.0, 20.0, 25.0
+TRAINER_RETURN_S = 30.0  # of modes that wait for lost trainers
 REPLAY_BYTES = 1 << 12
 KEYS = np.array([2, 3])  # of two servers, each has one
 HITS = ("hits_a", "hits_b")
@@ -48,11 +49,13 @@ class Mode:
         staleness: bound of `async`; None for sync.
         has_table: the step looks up and trains rows of a table.
         servers: number of servers.
+        waits: for lost trainers, whose place others take.
     """
 
     staleness: int | None = None
     has_table: bool = False
     servers: int = 2
+    waits: bool = False
 
     @property
     def is_sync(self) -> bool:
@@ -60,7 +63,8 @@ class Mode:
 
     def __str__(self) -> str:
         mode = "sync" if self.is_sync else f"async, staleness {self.staleness}"
-        return f"{mode}, {self.servers} servers{', a table' if self.has_table else ''}"
+        more = f"{', a table' * self.has_table}{', waits for trainers' * self.waits}"
+        return f"{mode}, {self.servers} servers{more}"
 
 
 @dataclass
@@ -83,7 +87,9 @@ class Record:
 @functools.cache
 def strategy_of(mode: Mode) -> DistributedStrategy:
     """Returns the strategy of a mode, with short timeouts."""
-    relaxed = {} if mode.staleness is None else {"staleness": mode.staleness}
+    more: dict[str, Any] = {} if mode.staleness is None else {"staleness": mode.staleness}
+    if mode.waits:
+        more |= {"on_trainer_lost": "wait", "trainer_return_s": TRAINER_RETURN_S}
     return DistributedStrategy(
         mode="pserver",
         communication="sync" if mode.is_sync else "async",
@@ -92,7 +98,7 @@ def strategy_of(mode: Mode) -> DistributedStrategy:
         step_timeout_s=STEP_TIMEOUT_S,
         connect_s=CONNECT_S,
         replay_bytes=REPLAY_BYTES,
-        **relaxed,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -195,8 +201,8 @@ def train(
 ) -> None:
     """Runs the script of a trainer; `pause` takes the time of each step's computation."""
     with new_step(mode, trainer, connect) as step:
-        state = first_state(mode)
-        for number, batch in enumerate(batches(mode), 1):
+        state, done = step.resume(first_state(mode))
+        for number, batch in enumerate(batches(mode)[done:], done + 1):
             state, used = step(state, batch)
             record.seen[number] = {name: np.array(used[name]) for name in LEAVES}
             pause(number)
