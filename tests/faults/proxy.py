@@ -38,7 +38,7 @@ class Proxy:
         Args:
             way: `answer` or `request`.
             harm: `reset`, `swallow` all, `truncate` to one half, or `flip` one bit.
-            least: the fewest bytes to harm: fewer may be a heartbeat of the connection.
+            least: the fewest bytes to harm.
         """
         self._least, self._harm = least, (way, harm)
 

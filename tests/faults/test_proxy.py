@@ -19,7 +19,7 @@ from jaxfleet.transport.zmq.sockets import Timing
 from tests.faults.proxy import Proxy
 from tests.ps.server.common import CACHE, SGD, sgd_after, sgd_grads, sgd_state
 
-QUICK = Timing(handshake_s=1.0, heartbeat_s=0.2, half_open_s=0.6, linger_s=0.2)
+QUICK = Timing(handshake_s=1.0, probe_s=0.2, half_open_s=0.6, linger_s=0.2)
 SECRET = b"0123456789abcdef"
 LIMIT_S = 60.0  # far less than a trainer waits before it gives up
 

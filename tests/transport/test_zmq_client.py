@@ -11,7 +11,7 @@ from jaxfleet.transport.zmq.network import ZmqNetwork
 from jaxfleet.transport.zmq.sockets import SocketGroup, Timing, make_socket
 from tests.transport.test_zmq_network import ask, echoing, free_endpoint, lines_to, until
 
-QUICK = Timing(handshake_s=1.0, reconnect_s=0.05, heartbeat_s=0.2, half_open_s=0.6, linger_s=0.2)
+QUICK = Timing(handshake_s=1.0, reconnect_s=0.05, probe_s=0.2, half_open_s=0.6, linger_s=0.2)
 
 
 class Clock:
@@ -63,6 +63,53 @@ def test_an_open_line_may_be_silent_for_long() -> None:
         until(is_open)
         clock.now = 1000.0
         assert not watch.is_given_up
+
+
+def test_waiting_in_vain_on_an_open_line_is_silence_and_computing_is_not() -> None:
+    with echoing(ZmqNetwork(timing=QUICK)) as listener, watched() as (line, watch, clock):
+        line.connect(f"tcp://{listener.endpoint}")
+        until(lambda: not watch.is_given_up and watch._is_open)  # noqa: SLF001
+
+        def wait(seconds: float) -> bool:
+            for _ in range(round(seconds * 10)):
+                clock.now += 0.1
+                watch.count_wait()
+            return watch.is_silent
+
+        assert not wait(10.0)  # nothing was sent
+        watch.sent()
+        assert not wait(0.5)
+        watch.received()
+        assert not wait(10.0)
+        watch.sent()
+        assert wait(0.8)
+        watch.start_again()
+        watch._is_open = True  # noqa: SLF001  connected anew
+        watch.sent()
+        assert not wait(1.0)  # twice as patient
+        assert wait(0.4)
+        watch.received()
+        watch.sent()
+        assert wait(0.8)
+
+        watch.received()
+        watch._patience_s = 30.0  # noqa: SLF001
+        watch.sent()
+        clock.now += 600.0
+        watch.count_wait()
+        assert not watch.is_silent
+
+
+def test_a_line_that_is_open_and_mute_is_connected_anew() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as mute:
+        mute.setsockopt(zmq.LINGER, 0)
+        port = mute.bind_to_random_port("tcp://127.0.0.1")
+        with lines_to(ZmqNetwork(timing=QUICK), f"127.0.0.1:{port}") as lines:
+            lines.send(0, Message(Kind.PULL, "trainer 0"))
+            until(lambda: lines.receive(0.1) is None and 0 in lines.renewed())
+            lines.send(0, Message(Kind.PULL, "trainer 0"))
+            peers = {mute.recv_multipart()[0] for _ in range(2) if mute.poll(10_000)}
+            assert len(peers) == 2
 
 
 def test_lines_that_were_given_up_are_connected_anew() -> None:

@@ -27,7 +27,7 @@ from tests.transport.test_codec import mutated, same
 
 ANYWHERE = "127.0.0.1:0"
 SMALL = Limits(max_tensors=8, max_bytes=1 << 20, max_message_bytes=1 << 22, max_body_bytes=1 << 16)
-QUICK = Timing(handshake_s=1.0, heartbeat_s=0.2, half_open_s=0.6, linger_s=0.2)
+QUICK = Timing(handshake_s=1.0, probe_s=0.2, half_open_s=0.6, linger_s=0.2)
 SECRET = b"0123456789abcdef"
 
 
@@ -472,6 +472,95 @@ def test_half_a_large_message_is_forgotten() -> None:
         assert listener._joiners  # noqa: SLF001  what is held for it
         until(lambda: listener.receive(0.1) is None and not listener._joiners)  # noqa: SLF001
     listener.close()
+
+
+BACKED_UP = """
+import sys, time
+from jaxfleet.transport.messages import Kind, Message
+from jaxfleet.transport.zmq.network import ZmqNetwork
+from jaxfleet.transport.zmq.sockets import Timing
+
+network = ZmqNetwork(timing=Timing(probe_s=0.1))
+listener = network.listen(sys.argv[1])
+lines = network.connect([listener.endpoint])
+for _ in range(3000):
+    lines.send(0, Message(Kind.PULL, "trainer 0"))
+time.sleep(0.3)
+lines.close()
+time.sleep(0.5)
+count = 0
+while listener.receive(0.3) is not None:
+    count += 1
+listener.close()
+print(count)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])  # with a Unix socket, and by TCP
+def test_a_peer_may_end_while_the_listener_is_backed_up(host: str) -> None:
+    # In a process of its own, which libzmq's heartbeats would abort.
+    words = [sys.executable, "-c", BACKED_UP, f"{host}:0"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 200  # what was queued is read
+
+
+VANISHED = """
+import subprocess, time
+from jaxfleet.transport.messages import Kind, Message
+from jaxfleet.transport.zmq.network import ZmqNetwork
+from jaxfleet.transport.zmq.sockets import Timing
+
+def link(state):
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
+
+link("up")
+network = ZmqNetwork(timing=Timing(probe_s=1.0, half_open_s=1.0))
+listener = network.listen("127.0.0.2:0")
+lines = network.connect([listener.endpoint])
+lines.send(0, Message(Kind.PULL, "trainer 0"))
+peer, message = listener.receive(10.0)
+listener.send(peer, message)
+assert lines.receive(10.0) is not None
+for is_busy in (False, True):
+    link("down")
+    if is_busy:
+        listener.send(peer, message)
+    since = time.monotonic()
+    while not listener.ended():
+        assert time.monotonic() - since < 15.0
+        time.sleep(0.05)
+    link("up")
+    while not lines.renewed():
+        assert time.monotonic() - since < 30.0
+        lines.receive(0.1)
+    lines.send(0, Message(Kind.PULL, "trainer 0"))
+    while (found := listener.receive(0.1)) is None:
+        assert time.monotonic() - since < 30.0
+    peer = found[0]
+lines.close()
+listener.close()
+"""
+
+
+def has_own_network() -> bool:
+    """Whether a process may have a network of its own, and configure it."""
+    words = ["unshare", "-n", "ip", "link", "set", "lo", "up"]
+    try:
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.grid
+@pytest.mark.processes
+def test_a_network_that_vanishes_is_noticed_on_idle_and_busy_connections() -> None:
+    if not has_own_network():
+        pytest.skip("only root may have a network of its own")
+    words = ["unshare", "-n", sys.executable, "-c", VANISHED]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 SQUATTER = """

@@ -1,9 +1,13 @@
-"""A client's connections to all servers, and a monitor that reconnects those ZeroMQ gave up.
+"""A client's connections to all servers, and a monitor that reconnects those that are dead.
 
 If the peer at an address does not complete a handshake (another program on the port, another
 secret), libzmq 4.3.5 may stop its attempts to connect and keep accepting messages, which are never
 delivered: about one time in 500, visible only in the events of the socket. While it tries to
 connect, there is an event for each attempt.
+
+An open connection may be dead, too: a middlebox lost bytes of it, or the listener cannot decrypt
+the next frame (libzmq then stops reading, since its own event overwrites `errno`). A client that
+waits in vain for any message connects anew; the listener then gets the requests again.
 """
 
 import time
@@ -65,7 +69,9 @@ class ConnectionMonitor:
         self._is_open = self._broke = self._is_renewed = False
         self._was_open = False
         self._refusals, self._refused_at = 0, 0.0
-        self._since = clock()
+        self._since = self._looked = clock()
+        self._half_open_s = self._patience_s = timing.half_open_s
+        self._is_unanswered, self._waited_s = False, 0.0
 
     @property
     def is_given_up(self) -> bool:
@@ -73,6 +79,29 @@ class ConnectionMonitor:
         self._read_events()
         limit_s = self._soon_s if self._broke else self._limit_s
         return not self._is_open and self._clock() - self._since > limit_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the connection is open, and its user waited in vain for any message."""
+        self._read_events()
+        return self._is_open and self._waited_s > self._patience_s
+
+    def sent(self) -> None:
+        self._is_unanswered = True
+
+    def received(self) -> None:
+        self._is_unanswered, self._waited_s = False, 0.0
+        self._patience_s = self._half_open_s
+
+    def count_wait(self) -> None:
+        """Counts the time since the last call as waited for an answer, if it was short.
+
+        A longer one was spent in computing, and the answer may be about to be read.
+        """
+        now = self._clock()
+        if self._is_unanswered:
+            self._waited_s += min(now - self._looked, _MOST_WAITED_S)
+        self._looked = now
 
     @property
     def is_refused(self) -> bool:
@@ -103,8 +132,14 @@ class ConnectionMonitor:
             self._since = self._clock()
 
     def start_again(self) -> None:
-        """Resets the timer after the socket was connected anew."""
+        """Resets the timers after the socket was connected anew.
+
+        The patience with a silent server doubles: it may only be busy.
+        """
         self._is_open, self._broke, self._since = False, False, self._clock()
+        if self._waited_s > self._patience_s:
+            self._patience_s *= 2
+        self._is_unanswered, self._waited_s = False, 0.0
 
 
 _REFUSED = (
@@ -112,6 +147,7 @@ _REFUSED = (
     "the two has none; give both the same secret file"
 )
 _LOOK_S = 0.2  # polling interval of silent connections
+_MOST_WAITED_S = 2.0  # at a look: a caller may return from `receive` to do other things
 
 
 class ZmqConnections:
@@ -174,6 +210,7 @@ class ZmqConnections:
                 frames = share_frames(frames, lender)
             for parts in split_message(frames):
                 self._send_parts(server, pack_frames(parts))
+            self._watches[server].sent()
 
     def _send_parts(self, server: int, parts: Sequence[Frame]) -> None:
         line = self._sockets[server]
@@ -204,7 +241,8 @@ class ZmqConnections:
             if watch.is_refused and self._names[server] not in self._reported:
                 self._reported.add(self._names[server])
                 alert(_REFUSED.format(self._names[server]))
-            if watch.is_given_up:
+            watch.count_wait()
+            if watch.is_given_up or watch.is_silent:
                 self._connect_again(server)
 
     def renewed(self) -> Collection[int]:
@@ -239,6 +277,7 @@ class ZmqConnections:
             self._rejected += 1
             return None
         self._readable.append(server)
+        self._watches[server].received()
         try:
             frames = self._joiners[server].add(unpack_frames(parts, most=self._limits.max_parts))
             if frames is not None and is_shared(frames):
