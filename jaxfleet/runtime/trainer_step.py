@@ -14,7 +14,8 @@ from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.client.client import Client, FormerProcess
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.former_process import FormerProcess
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.memory_report import fitting

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
+from jaxfleet.ps.client.former_process import FormerProcess, find_former
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
 from jaxfleet.ps.client.request_sender import Recovery, ReplayBudget, RequestSender
 from jaxfleet.ps.client.server_session import (
@@ -27,28 +27,6 @@ from jaxfleet.ps.client.server_session import (
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Connections, Kind, Message
-
-
-@dataclass(frozen=True)
-class FormerProcess:
-    """What servers have of a lost process whose place this one takes.
-
-    It had all results before the greatest step of its messages, so every server has applied the
-    step before; and no server can have applied the step after, without its gradients.
-
-    Attributes:
-        seen: the greatest step of its messages.
-        base: the step of the state that the job began with.
-    """
-
-    seen: int
-    base: int
-
-    @property
-    def done(self) -> int:
-        """The step after which this process goes on; 0 if it begins like any other."""
-        return 0 if self.seen < self.base else max(self.seen - 1, self.base, 0)
-
 
 _POLL_S = 0.25  # how often a wait checks heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have reached a previous process on the server's port
@@ -145,7 +123,7 @@ class Client(RequestSender):
             assert hello.answer is not None
             self.servers[server].welcome(hello.answer)
         steps = [server.step for server in self.servers]
-        self.former = self._find_former(steps)
+        self.former = self._find_former()
         if self.former is None and len({max(step, 0) for step in steps}) > 1:
             what = f"the servers go on from steps {', '.join(map(str, steps))}, which differ"
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
@@ -154,7 +132,7 @@ class Client(RequestSender):
             self.wait([self.define(server) for server in servers])
         return min(steps)
 
-    def _find_former(self, steps: Sequence[int]) -> FormerProcess | None:
+    def _find_former(self) -> FormerProcess | None:
         """Returns the process whose place this one takes, if the job waits for lost trainers.
 
         Raises:
@@ -162,21 +140,12 @@ class Client(RequestSender):
         """
         if self.timeouts.trainer_return_s is None:
             return None
-        seen = [known.seen for known in self.servers if known.seen is not None]
-        restored = [at for at, known in enumerate(self.servers) if known.is_restored]
-        former = None
-        if seen:
-            former = FormerProcess(max(seen), max(known.base for known in self.servers))
-        lacking = [at for at in restored if self.servers[at].seen is None]
-        if former is None:
-            lacking = lacking if self.me.life else []
-        else:
-            lacking = [at for at in lacking if steps[at] != former.done]
+        former, lacking = find_former(self.servers, life=self.me.life)
         if lacking:
-            at = lacking[0]
+            name, step = self.me.server_name(lacking[0]), self.servers[lacking[0]].step
             what = (
-                f"{self.me.name} cannot return: {self.me.server_name(at)} was started again too, "
-                f"from its checkpoint of step {steps[at]}, and lacks this trainer's later gradients"
+                f"{self.me.name} cannot return: {name} was started again too, from its checkpoint "
+                f"of step {step}, and lacks this trainer's later gradients"
             )
             self.wait([self.request(at, Kind.ERROR, body={"what": what}) for at in lacking])
             hint = "start the job again from its last checkpoint (step.restore)"

@@ -1,0 +1,47 @@
+"""The lost process whose place a trainer takes, as the servers' welcomes describe it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxfleet.ps.client.server_session import ServerSession
+
+
+@dataclass(frozen=True)
+class FormerProcess:
+    """What servers have of a lost process whose place this one takes.
+
+    It had all results before the greatest step of its messages, so every server has applied the
+    step before; and no server can have applied the step after, without its gradients.
+
+    Attributes:
+        seen: the greatest step of its messages.
+        base: the step of the state that the job began with.
+    """
+
+    seen: int
+    base: int
+
+    @property
+    def done(self) -> int:
+        """The step after which this process goes on; 0 if it begins like any other."""
+        return 0 if self.seen < self.base else max(self.seen - 1, self.base, 0)
+
+
+def find_former(
+    servers: Sequence[ServerSession], *, life: int
+) -> tuple[FormerProcess | None, list[int]]:
+    """Returns the former process that servers know, and the servers that lack pushes of it.
+
+    A server that was restarted has the pushes that its checkpoint includes; those that came later
+    only that process had.
+
+    Args:
+        servers: welcomed by all.
+        life: how often this trainer was started before.
+    """
+    seen = [known.seen for known in servers if known.seen is not None]
+    lacking = [n for n, known in enumerate(servers) if known.is_restored and known.seen is None]
+    if not seen:
+        return None, lacking if life else []
+    former = FormerProcess(max(seen), max(known.base for known in servers))
+    return former, [n for n in lacking if servers[n].step != former.done]
