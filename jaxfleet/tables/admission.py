@@ -14,7 +14,8 @@ from jaxfleet.tables.eviction import first_to_go
 from jaxfleet.tables.hash_index import Index
 from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.row_batch import order_of
-from jaxfleet.tables.spec import AfterCount, ByChance, Part
+from jaxfleet.tables.spec import AfterCount, ByChance
+from jaxfleet.tables.validation import Part
 
 _COUNT, _COUNTED = "count", "counted"
 _SPARED = 8  # an overfull bucket drops 1/8 more than its surplus, so that this is rare

@@ -8,7 +8,8 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import BucketCapacity, mix
 from jaxfleet.tables.columns import Columns, Kind
-from jaxfleet.tables.spec import ByScore, Capacity, Part, TableSpec, Unseen
+from jaxfleet.tables.spec import ByScore, Capacity, TableSpec, Unseen
+from jaxfleet.tables.validation import Part
 
 P = TypeVar("P", bound=Part)
 

@@ -10,7 +10,8 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import GOLDEN, mixed
 from jaxfleet.tables.numba_jit import compiled, inlined
-from jaxfleet.tables.spec import Constant, Normal, Part, Uniform
+from jaxfleet.tables.spec import Constant, Normal, Uniform
+from jaxfleet.tables.validation import Part
 
 _SQRT_HALF = 0.7071067811865476
 _LN_2 = 0.6931471805599453

@@ -16,17 +16,17 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.columns import Columns, Kind, slot_address
 from jaxfleet.tables.numba_jit import compiled, floats_at, inlined, words_at
-from jaxfleet.tables.spec import (
+from jaxfleet.tables.optimizer_parts import (
     Adagrad,
     Adam,
     DownpourAdagrad,
     DownpourAdam,
     Momentum,
-    Part,
     Rmsprop,
     Sgd,
     Summary,
 )
+from jaxfleet.tables.validation import Part
 
 ROWS = "rows"
 

@@ -14,8 +14,9 @@ from jaxfleet.tables.disk import Disk, SpilledKeys
 from jaxfleet.tables.eviction import first_to_go
 from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.row_batch import RowBatch, joined, of_buckets, ordered, pieces, taken
-from jaxfleet.tables.spec import ByScore, Capacity, Part, TableSpec, Unseen
+from jaxfleet.tables.spec import ByScore, Capacity, TableSpec, Unseen
 from jaxfleet.tables.store import TableStore
+from jaxfleet.tables.validation import Part
 
 _USED = "used"
 _SPARED = 8  # spills 1/8 of the bound more than the surplus, so that this is rare

@@ -1,12 +1,12 @@
-"""Range checks of the numeric fields of a table spec.
+"""The parts of a table spec, and range checks of their numbers.
 
 A wrong rate or probability would show up as non-finite rows, much later and in another process, so
 numbers are checked where the user writes them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -66,3 +66,20 @@ def checked(what: str, value: Any, rule: Rule) -> float:
     if is_number and rule.holds(value):
         return int(value) if rule.whole else float(value)
     raise ProgramError(f"{what} is {value!r}, and must be {rule.says}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A variant part of a table spec, discriminated by `kind`.
+
+    Raises:
+        ProgramError: a number is out of range.
+    """
+
+    kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if (rule := rule_of(each.metadata)) is not None:
+                what = f"{type(self).__name__}: {each.name}"
+                object.__setattr__(self, each.name, checked(what, getattr(self, each.name), rule))

@@ -6,7 +6,7 @@ import pytest
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables import AfterCount, ByChance, Constant, Sgd, TableSpec, TableStore, Unseen
 from jaxfleet.tables.buckets import BUCKETS, server_of
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables.validation import Part
 from tests.tables.crowded import crowd
 
 KEYS = np.array([0, -1, 5, np.iinfo(np.int64).min])

@@ -9,7 +9,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.tables import ByScore, Capacity, Sgd, TableSpec, TableStore, Unseen
 from jaxfleet.tables.buckets import BUCKETS, server_of
 from jaxfleet.tables.eviction import first_to_go
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables.validation import Part
 from tests.tables.crowded import crowd
 
 RANDOM = np.random.default_rng(0)

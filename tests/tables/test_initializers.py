@@ -10,7 +10,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.tables import Constant, Normal, Sgd, TableSpec, TableStore, Uniform
 from jaxfleet.tables.buckets import mix
 from jaxfleet.tables.initializers import initial_rows
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables.validation import Part
 
 RANDOM = np.random.default_rng(0)
 KEYS = np.array([0, 1, -1, 7, 2**40 + 7, np.iinfo(np.int64).min, np.iinfo(np.int64).max])

@@ -20,7 +20,7 @@ from jaxfleet.tables import (
     TableStore,
     Uniform,
 )
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables.validation import Part
 
 F = np.float32
 DIM, KEYS, STEPS = 7, 50, 12

@@ -25,7 +25,8 @@ from jaxfleet.tables import (
     Unseen,
 )
 from jaxfleet.tables.buckets import BUCKETS, bucket_of, buckets_of, server_of
-from jaxfleet.tables.spec import KINDS, ROLES, Part
+from jaxfleet.tables.spec import KINDS, ROLES
+from jaxfleet.tables.validation import Part
 
 RANDOM = np.random.default_rng(0)
 

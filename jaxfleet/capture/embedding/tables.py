@@ -19,8 +19,10 @@ from jaxfleet.capture.embedding.lookup import look_up
 from jaxfleet.errors import CaptureError
 from jaxfleet.ops.user_frames import line_of_caller
 from jaxfleet.tables import TableSpec
-from jaxfleet.tables.spec import Part, Sgd, Uniform
+from jaxfleet.tables.optimizer_parts import Sgd
+from jaxfleet.tables.spec import Uniform
 from jaxfleet.tables.store import TableStore
+from jaxfleet.tables.validation import Part
 
 # A look-up costs a round trip to servers before the step can begin; a dense table costs sending all
 # rows both ways at every step. A rule of thumb: not measured yet.

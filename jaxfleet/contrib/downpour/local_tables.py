@@ -48,8 +48,8 @@ from jaxfleet.tables import (
     TableSpec,
     Uniform,
 )
-from jaxfleet.tables.spec import Part
 from jaxfleet.tables.store import TableStore
+from jaxfleet.tables.validation import Part
 
 
 class DenseRule(Protocol):

@@ -32,7 +32,7 @@ from jaxfleet.passes import (
 from jaxfleet.pipeline import Pass, Stage
 from jaxfleet.runtime.transpile import begin_series, transpile
 from jaxfleet.tables import Constant, Normal, Sgd, TableSpec, Uniform
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables.validation import Part
 
 DIGEST = "digest"
 _OWN = frozenset(
