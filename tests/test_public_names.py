@@ -264,6 +264,9 @@ PUBLIC = {
     "jaxfleet.testing": """
         check_pass docstring_programs
     """,
+    "jaxfleet.testing.simulation": """
+        Failure Schedule check draw_schedule explore shrink
+    """,
     "jaxfleet.transport": "",
     "jaxfleet.transport.zmq": "",
     "jaxfleet.observability": """
