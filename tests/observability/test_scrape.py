@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from jaxfleet.board import Watch
+from jaxfleet.board.watch import Has
 from jaxfleet.errors import ConnectError
 from jaxfleet.observability import Board, scrape
 
@@ -77,6 +78,6 @@ jaxfleet_trainer_resident_bytes{trainer="3"} 5
     with answering(page(text)) as (address, _):
         watch = Watch(Board([address]))
         watch.look()
-    data, _, _ = watch.updates(0, 0)
+    data, _ = watch.updates(Has())
     json.dumps(data, allow_nan=False)
     assert [(one["number"], one["step"]) for one in data["trainers"]] == [(3, 0)]

@@ -129,9 +129,10 @@ class LivenessMonitor:
                 text = f"{peer} left after step {known.step}"
                 return _error("peer_lost", request, things, text, waited)
             if known is not None and now - known.heard > patience:
-                silent = f"silent for {now - known.heard:.1f} s"
-                text = f"{peer} is lost: {silent}, {known.text(now)}"
-                return _error("peer_lost", request, things, text, waited)
+                silent_s = now - known.heard
+                text = f"{peer} is lost: silent for {silent_s:.1f} s, {known.text(now)}"
+                hint = self._way_out(peer)
+                return _error("peer_lost", request, things, text, waited, hint=hint)
         if missing and waited > options.step_timeout_s and not self._may_return(missing, now):
             peer, things = next(iter(missing.items()))
             text = f"{peer} never sent a hello"
@@ -141,6 +142,17 @@ class LivenessMonitor:
                 text = f"{peer} was refused: {self.trainers.refused[number]}"
             return _error("timeout", request, things, text, waited)
         return None
+
+    def _way_out(self, peer: str) -> str:
+        """Returns the hint for a lost peer."""
+        if peer.startswith("server"):
+            return _LOOK
+        if self.trainers.may_return:
+            return "its log; it did not return within trainer_return_s, which the strategy sets"
+        return (
+            "its log; strategy.on_trainer_lost='wait' with `jaxfleet launch --trainer-restarts N` "
+            "lets a trainer come back"
+        )
 
     def _may_return(self, missing: Mapping[str, Sequence[str]], now: float) -> bool:
         """Whether a lost trainer among the missing peers may still return."""
@@ -177,8 +189,17 @@ def _number(peer: str) -> int:
     return int(peer.rpartition(" ")[2])
 
 
+_LOOK = "look at that process's log; step_timeout_s and lost_after_s say how long to wait"
+
+
 def _error(
-    code: str, request: Request, things: Sequence[str], text: str, waited: float
+    code: str,
+    request: Request,
+    things: Sequence[str],
+    text: str,
+    waited: float,
+    *,
+    hint: str = _LOOK,
 ) -> RequestError:
     shown = ", ".join(things[:_SHOWN])
     if len(things) > _SHOWN:
@@ -186,5 +207,4 @@ def _error(
     message = request.message
     what = f"{text}; {message.sender} waited {waited:.1f} s in {message.kind.value} of step"
     what = f"{what} {message.step} for {shown}"
-    hint = "look at that process's log; step_timeout_s and lost_after_s say how long to wait"
     return RequestError(code, what, hint=hint)
