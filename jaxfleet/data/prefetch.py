@@ -1,12 +1,14 @@
 """Reads batches ahead of their consumer, in background threads."""
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxfleet.errors import ClosedError
+from jaxfleet.errors import ClosedError, ProgramError
+from jaxfleet.observability import LongWait
 
 Read = Callable[[int], Any]  # returns the batch of a step
 
@@ -23,6 +25,7 @@ class _Shared:
     end: int | None
     ahead: int
     next_read: int = 0
+    process: int = field(default_factory=os.getpid)
     is_closed: bool = False
     done: dict[int, tuple[Any, BaseException | None]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -42,7 +45,17 @@ class _Shared:
                 self.done[step] = (batch, error)
                 self.changed.notify_all()
 
+    @property
+    def is_fork(self) -> bool:
+        """Whether this process is a fork, which has none of the threads.
+
+        One of them may have held the lock of `changed` then, which stays locked in the fork.
+        """
+        return self.process != os.getpid()
+
     def close(self) -> None:
+        if self.is_fork:
+            return
         with self.changed:
             self.is_closed = True
             self.done.clear()
@@ -71,15 +84,25 @@ class Prefetcher:
             threading.Thread(target=_work, args=(self._shared,), name=name, daemon=True).start()
 
     def take(self) -> Any:
-        """Returns the next batch.
+        """Returns the next batch; a wait for it of 15 seconds is logged.
 
         Raises:
             ClosedError: another thread has closed the prefetcher.
+            ProgramError: this process is a fork of the one that made the prefetcher.
             BaseException: what reading it raised.
         """
         shared = self._shared
+        if shared.is_fork:
+            what = f"batch {shared.step} is read by threads of process {shared.process}"
+            hint = "begin in the fork: loader.from_step(batches.step); or Loader(..., prefetch=0)"
+            raise ProgramError(f"{what}, which its fork {os.getpid()} does not have", hint=hint)
         with shared.changed:
-            shared.changed.wait_for(lambda: shared.is_closed or shared.step in shared.done)
+            wait = LongWait()
+            while not (shared.is_closed or shared.step in shared.done):
+                left_s = wait.left_s
+                shared.changed.wait(left_s if left_s < float("inf") else None)
+                if not (shared.is_closed or shared.step in shared.done):
+                    wait.look(lambda: f"waiting for the source's batch of step {shared.step}")
             if shared.is_closed:
                 raise ClosedError(f"the batches were closed at step {shared.step}")
             batch, error = shared.done.pop(shared.step)

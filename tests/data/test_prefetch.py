@@ -1,6 +1,10 @@
 """Reading ahead is bounded, keeps the order, and ends with its consumer."""
 
 import gc
+import logging
+import os
+import select
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -8,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from jaxfleet.data import Loader
+from jaxfleet.data import Batches, Loader
 from jaxfleet.data.prefetch import Prefetcher
+from jaxfleet.errors import ProgramError
+from jaxfleet.observability import notices
 
 
 def threads() -> list[threading.Thread]:
@@ -109,3 +115,66 @@ def test_closing_wakes_a_consumer_that_waits() -> None:
     assert not consumer.is_alive()
     assert left == []
     release.set()
+
+
+def test_a_source_that_hangs_is_reported_with_its_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notices, "LOGGED_AFTER_S", 0.02)
+    release = threading.Event()
+
+    def read(step: int) -> int:
+        assert step == 6 or release.wait(30)
+        return step
+
+    prefetcher = Prefetcher(read, 6, 8, ahead=1, workers=1)
+    assert prefetcher.take() == 6
+    with caplog.at_level(logging.WARNING):
+        taken: list[int] = []
+        consumer = threading.Thread(target=lambda: taken.append(prefetcher.take()))
+        consumer.start()
+        wait_until(lambda: bool(caplog.records))
+        release.set()
+        consumer.join(30)
+    assert taken == [7]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "waiting for the source's batch of step 7" in caplog.text
+
+
+def test_a_batch_in_time_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    prefetcher = Prefetcher(lambda step: step, 0, 3, ahead=1, workers=1)
+    assert [prefetcher.take() for _ in range(3)] == [0, 1, 2]
+    assert caplog.records == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:.*fork:RuntimeWarning")
+def test_a_fork_is_told_to_begin_its_own_batches() -> None:
+    batches = Loader(list(range(8)), 2, epochs=None, shuffle=False).from_step(0)
+    next(batches)
+    ours, theirs = os.pipe()
+    lock = batches._prefetcher._shared.changed  # type: ignore[union-attr]  # noqa: SLF001
+    with lock:  # as a thread of the parent may have it when the process forks
+        child = os.fork()
+        if child == 0:
+            os.write(theirs, _told_in_the_fork(batches).encode())
+            os._exit(0)
+    try:
+        assert select.select([ours], [], [], 30)[0], "the fork waits"
+        told = os.read(ours, 1000).decode()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ours)
+        os.close(theirs)
+    assert f"batch 1 is read by threads of process {os.getpid()}" in told
+    assert "loader.from_step(batches.step)" in told
+    assert next(batches).tolist() == [2, 3]
+    batches.close()
+
+
+def _told_in_the_fork(batches: Batches) -> str:
+    try:
+        next(batches)
+    except ProgramError as error:
+        return f"{error}; {error.hint}"
+    return "a batch"
