@@ -1,9 +1,9 @@
 """Reads dump folders: what `jaxfleet dump` and `dump_dir` wrote, back to stages."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxfleet.errors import TextError
 from jaxfleet.ir import Program, parse
@@ -13,6 +13,7 @@ from jaxfleet.report.history import UNKNOWN_S, History, Measured, StageRecord
 
 _ROW = re.compile(r"^(?P<label>\d+_(?P<name>\w+))(?:\s.*? (?P<seconds>[\d.]+) s\b)?", re.MULTILINE)
 _FULL = "full"
+_T = TypeVar("_T")
 _WHY_UNMEASURED = (
     "A dump is written before its step runs. jaxfleet view SCRIPT --measure 10 times ten steps, and"
     " so does JAXFLEET_DUMP_MEASURE=10 where a script dumps."
@@ -52,12 +53,12 @@ def _read(folder: Path, root: Path) -> History:
         tuple(_stages(folder, _texts(facts.get("passes")))),
         decisions=_texts(facts.get("decisions")),
         notes=_texts(facts.get("notes")),
-        facts=[(str(x[0]), str(x[1])) for x in facts.get("facts", ()) if len(x) == 2],
+        facts=_pairs(facts.get("facts")),
         rows=_number(facts.get("rows")),
         fetched=_texts(facts.get("fetched")),
         budget_bytes=_number(facts.get("budget_bytes")),
         fitted_by=str(facts.get("fitted_by", "")),
-        sources=_sources(read_beside(folder, SOURCES)),
+        sources=_read_as(_sources, folder, SOURCES),
         measured=_measured(facts.get("measured")),
         why_unmeasured=_WHY_UNMEASURED,
         xla_bytes=_number(facts.get("xla_bytes")),
@@ -67,7 +68,7 @@ def _read(folder: Path, root: Path) -> History:
 
 def _stages(folder: Path, options: Sequence[str]) -> Iterator[StageRecord]:
     program: Program | None = None
-    frames, numbers = _frames(read_beside(folder, FRAMES))
+    frames, numbers = _read_as(_frames, folder, FRAMES)
     for place, row in enumerate(_ROW.finditer(read_index(folder))):
         path = folder / _FULL / f"{row['label']}.txt"
         if path.is_file():  # otherwise the pass changed nothing
@@ -91,6 +92,11 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
+def _pairs(value: Any) -> list[tuple[str, str]]:
+    pairs = value if isinstance(value, list) else ()
+    return [(str(x[0]), str(x[1])) for x in pairs if isinstance(x, list) and len(x) == 2]
+
+
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
@@ -103,12 +109,23 @@ def _measured(found: Any) -> Measured | None:
         return None
 
 
+def _read_as(convert: Callable[[Mapping[str, Any]], _T], folder: Path, name: str) -> _T:
+    """Returns the data of a file beside a dump in the form that `convert` gives it."""
+    found = read_beside(folder, name)
+    try:
+        return convert(found)
+    except (AttributeError, TypeError, ValueError) as error:
+        what = f"{folder / name} is not what a dump contains: {error}"
+        raise TextError(what, hint="remove it; the programs are readable without it") from error
+
+
 def _frames(found: Mapping[str, Any]) -> tuple[list[Row], dict[str, list[int]]]:
     rows = [
         (str(file), int(line), str(function), int(caller))
         for file, line, function, caller in found.get("frames", ())
     ]
-    return rows, dict(found.get("stages", {}))
+    stages = found.get("stages", {}).items()
+    return rows, {str(label): [int(number) for number in numbers] for label, numbers in stages}
 
 
 def _sources(found: Mapping[str, Any]) -> dict[str, dict[int, str]]:

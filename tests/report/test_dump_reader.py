@@ -137,3 +137,31 @@ def test_a_file_beside_a_dump_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text("{")
     with pytest.raises(TextError, match=r"step\.json cannot be read"):
         read_folders(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("frames.json", {"frames": [["a.py", 1]]}),
+     ("frames.json", {"frames": [["a.py", "one", "f", -1]]}),
+     ("frames.json", {"frames": 3}),
+     ("frames.json", {"stages": {"00_input": ["x"]}}),
+     ("frames.json", {"stages": []}),
+     ("sources.json", {"a.py": ["x = 1"]}),
+     ("sources.json", {"a.py": {"first": "x = 1"}})],
+)  # fmt: skip
+def test_a_file_beside_a_dump_with_other_data_is_named(
+    name: str, data: object, tmp_path: Path
+) -> None:
+    write_dump(tmp_path)
+    (tmp_path / name).write_text(json.dumps(data))
+    with pytest.raises(TextError, match=rf"{name} is not what a dump contains") as caught:
+        read_folders(tmp_path)
+    assert caught.value.hint == "remove it; the programs are readable without it"
+
+
+@pytest.mark.parametrize("facts", [None, 3, [1], [["one"]], {"a": "b"}])
+def test_facts_of_another_form_are_left_out(facts: object, tmp_path: Path) -> None:
+    write_dump(tmp_path)
+    write_facts(tmp_path, {"facts": facts})
+    (found,) = read_folders(tmp_path)
+    assert found.facts == []
