@@ -49,7 +49,8 @@ class ServerOptions:
             are lost; the first trainer's by default. None: the loss of one is an error for the
             others, and a server whose trainers are all lost waits `step_timeout_s`.
         heartbeat_s: interval of heartbeats to other servers.
-        queued_bytes: maximum bytes of queued gradients for later steps.
+        queued_bytes: maximum bytes of queued gradients for later steps, and of the trainers' own
+            state.
         checkpoint_dir: folder of its recovery checkpoints, in `server<i>`; none by default.
         save_dirs: folders below which trainers may have it write and read checkpoints; None allows
             any folder, for servers that no other process reaches.

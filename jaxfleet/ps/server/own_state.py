@@ -12,6 +12,11 @@ import numpy as np
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError, is_new, tensors_bytes
 from jaxfleet.transport.messages import Kind, Tensor
 
+_SMALLER = (
+    "two versions of what trainers update are kept: let servers update the optimizer's state "
+    '(docs/parameter-servers.md), or use on_trainer_lost="fail", which keeps none'
+)
+
 Versions = Mapping[str, Mapping[int, np.ndarray]]
 
 
@@ -75,8 +80,12 @@ class OwnStateHandler:
         if request.trainer != 0:
             raise RequestError("bad_message", f"{message.sender} keeps no state; trainer 0 does")
         if self.state.bytes + tensors_bytes(message.tensors) > self.most_bytes:
-            what = f"trainers' own state has {self.state.bytes} bytes already"
-            raise RequestError("bad_message", what)
+            what = (
+                f"the trainers' own state has {self.state.bytes} bytes already, and with "
+                f"{tensors_bytes(message.tensors)} more of step {request.step} exceeds the limit "
+                f"of {self.most_bytes}"
+            )
+            raise RequestError("bad_message", what, hint=_SMALLER)
         self.state.keep(request.step, message.tensors)
         self.outbox.reply(request, Kind.OK)
         self.serve()

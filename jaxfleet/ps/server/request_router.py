@@ -48,7 +48,9 @@ class StateAssignment:
         """Rejects values whose name, dtype or shape does not fit the program."""
         plan, extras = self.held.plan, self.held.extras.bytes
         if extras + tensors_bytes(message.tensors) > self.most_bytes:
-            raise RequestError("bad_message", f"trainers' own state has {extras} bytes already")
+            what = f"trainers' own state has {extras} bytes already, of {self.most_bytes}"
+            hint = "let servers update the optimizer's state (docs/parameter-servers.md)"
+            raise RequestError("bad_message", what, hint=hint)
         for tensor in message.tensors:
             if tensor.name not in plan.state:
                 if plan.server != 0:

@@ -1,5 +1,6 @@
 """What servers keep for a process that takes a lost trainer's place."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,18 @@ def test_only_trainer_0_keeps_state() -> None:
     bench = Bench(WAITS).started(SGD, sgd_state())
     answer = bench.one(1, Kind.KEEP, 1, None, {"mean": np.asarray([2.0], np.float32)})
     assert error_of(answer) == ("bad_message", "trainer 1 keeps no state; trainer 0 does")
+
+
+def test_own_state_beyond_the_limit_is_refused_with_a_way_out() -> None:
+    options = replace(WAITS, queued_bytes=1000)
+    bench = Bench(options).started(SGD, sgd_state())
+    arrays = {"mean": np.zeros(150, np.float32)}
+    assert bench.one(0, Kind.KEEP, 1, None, arrays).kind is Kind.OK
+    answer = bench.one(0, Kind.KEEP, 2, None, arrays)
+    code, text = error_of(answer)
+    assert code == "bad_message"
+    assert "has 600 bytes already, and with 600 more of step 2 exceeds the limit of 1000" in text
+    assert 'on_trainer_lost="fail"' in str(answer.body["hint"])
 
 
 @pytest.mark.parametrize("life", [1, 0, -1, "1", True, None])
