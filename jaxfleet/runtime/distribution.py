@@ -20,6 +20,7 @@ from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.observability import Progress
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.runtime.devices import choose_devices
+from jaxfleet.runtime.periodic_saves import reserve_folder
 from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.step_html import arguments_html
@@ -362,6 +363,7 @@ def _saving(step: _StateAndBatch) -> _StateAndBatch:
     saves = read_periodic_saves()
     if saves is not None:
         step.save_periodically(saves)
+        reserve_folder(saves, step.captured.program.name)
     return step
 
 

@@ -7,13 +7,30 @@ from typing import Any
 
 from jaxfleet.checkpoint import CheckpointSeries
 from jaxfleet.env import PeriodicSaves
-from jaxfleet.errors import CheckpointError
+from jaxfleet.errors import CheckpointError, StrategyError
 from jaxfleet.observability.notices import alert, notify
 
 # With an interval in seconds, the processes agree at these steps whether the time has come: only
 # the first one's clock counts. A round trip takes 1 ms; numbers that depend on nothing but the step
 # are the same for a process that came back in the middle.
 _AGREE_EVERY = 4
+
+
+_reserved: set[Path] = set()  # the folders of this process's steps
+
+
+def reserve_folder(saves: PeriodicSaves, name: str) -> None:
+    """Reserves the folder of a step's checkpoints for that step, for the life of this process.
+
+    Raises:
+        StrategyError: another step of that name has it.
+    """
+    folder = saves.folder.absolute() / name
+    if folder in _reserved:
+        what = f"two steps are named '{name}', and periodic checkpoints of both are in {folder}"
+        hint = "jf.distribute(..., name=...) gives each a name; one would remove the other's"
+        raise StrategyError(what, hint=hint)
+    _reserved.add(folder)
 
 
 class PeriodicSaver:
@@ -26,7 +43,8 @@ class PeriodicSaver:
         saves: where, how often and how many.
         name: of the step, which has a folder of its own.
         save: writes a checkpoint of a state after a number of steps; collective.
-        agree: returns the number that the first process passes, on all; collective.
+        agree: returns the number that the first process passes, on all, or raises its error on all;
+            collective.
         is_first: whether this process is the first.
         clock: in seconds.
 
@@ -41,7 +59,7 @@ class PeriodicSaver:
         name: str,
         *,
         save: Callable[[Path, Any, int], None],
-        agree: Callable[[str, int], int],
+        agree: Callable[[str, int, Exception | None], int],
         is_first: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,11 +84,21 @@ class PeriodicSaver:
         """Returns the last good checkpoint and its step, the same on all processes; collective.
 
         None if there is none, or steps have run since this process began or restored one.
+
+        Raises:
+            CheckpointError: the first process cannot read the folder.
         """
         if self.done:
             return None
-        found = self._series.latest(warn=alert) if self._is_first() else None
-        number = self._agree("find the last periodic checkpoint", 0 if found is None else found + 1)
+        number, error = 0, None
+        if self._is_first():
+            try:
+                step = self._series.latest(warn=alert)
+                number = 0 if step is None else step + 1
+            except OSError as found:  # the others wait for an answer, so it is passed on
+                what = f"the periodic checkpoints in {self._series.root} cannot be read: {found}"
+                error = CheckpointError(what, hint="let this process read the folder (--save-to)")
+        number = self._agree("find the last periodic checkpoint", number, error)
         return (self._series.path(number - 1), number - 1) if number else None
 
     def resume(self, done: int) -> None:
@@ -84,24 +112,40 @@ class PeriodicSaver:
         if self.done % _AGREE_EVERY:
             return False
         is_time = self._clock() - self._saved_at >= self._every.seconds
-        return bool(self._agree("decide on a periodic checkpoint", int(is_time)))
+        return bool(self._agree("decide on a periodic checkpoint", int(is_time), None))
 
     def _write(self, state: Any) -> None:
         began, done = self._clock(), self.done
         try:
             self._save(self._series.path(done), state, done)
-            self.count += 1
-            if self._is_first():
-                # Those of later steps are of a run that did not go on from them.
-                self._series.remove_after(done)
-                self._series.prune()
-                took_s = self._clock() - began
-                notify(
-                    f"checkpoint {self.count} of the job, after step {done}, took {took_s:.1f} s"
-                )
         except (CheckpointError, OSError) as error:
             if self._is_first():
                 what = f"the periodic checkpoint after step {done} failed: {error}"
                 alert(f"{what}; the training goes on, and those before it stay")
+        else:
+            self.count += 1
+            if self._is_first():
+                took_s = self._clock() - began
+                notify(
+                    f"checkpoint {self.count} of the job, after step {done}, took {took_s:.1f} s"
+                )
+                self._remove_others(done)
         finally:
             self._saved_at = self._clock()
+
+    def _remove_others(self, done: int) -> None:
+        """Removes what the checkpoint after step `done` replaces."""
+        root = self._series.root
+        try:
+            # Those of later steps are of a run that did not go on from them.
+            self._series.remove_after(done)
+        except OSError as error:
+            # Nothing is pruned: the last ones, which would stay, are those of the earlier run.
+            what = f"{root} has checkpoints of an earlier run that cannot be removed: {error}"
+            alert(f"{what}; remove those after step {done}, or resume goes on from them")
+            return
+        try:
+            self._series.prune()
+        except OSError as error:
+            what = f"old checkpoints in {root} cannot be removed: {error}"
+            alert(f"{what}; that after step {done} is good, and the next one tries again")

@@ -177,7 +177,7 @@ class RankStep(Step[State, Metrics]):
             try:
                 super()._write(path, whole, extra, number, data)
                 self._joined.counts.saves += 1
-            except CheckpointError as found:
+            except (CheckpointError, OSError) as found:
                 error = found
         told = self._tell(f"saving to {path}", str(error or ""))[0]
         if error is not None:
@@ -207,8 +207,13 @@ class RankStep(Step[State, Metrics]):
         told = self._joined.gather(what, said.encode(), timeout_s=self._longest_s)
         return [each.decode() for each in told]
 
-    def _agreed_number(self, what: str, number: int) -> int:
-        return int(self._tell(what, str(number))[0])
+    def _agreed_number(self, what: str, number: int, error: Exception | None) -> int:
+        told, _, failure = self._tell(what, f"{number} {error or ''}")[0].partition(" ")
+        if error is not None:
+            raise error
+        if failure:
+            raise CheckpointError(f"rank 0 could not {what}: {failure}", hint="its log has more")
+        return int(told)
 
     def _whole_leaf(self, leaf: Any) -> Any:
         if _is_readable(leaf):

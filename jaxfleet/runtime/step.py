@@ -213,8 +213,13 @@ class Step(StepViews, TableMethods, Logging, Evaluating[State, Metrics]):
             is_first=lambda: self._is_first,
         )
 
-    def _agreed_number(self, _: str, number: int) -> int:
-        """Returns the number that the first process passes; `_` names it to the others."""
+    def _agreed_number(self, _: str, number: int, error: Exception | None) -> int:
+        """Returns the number that the first process passes, or raises its error.
+
+        `_` names the number to the others.
+        """
+        if error is not None:
+            raise error
         return number
 
     def save(

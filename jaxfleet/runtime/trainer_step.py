@@ -180,7 +180,7 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
             saves,
             self.captured.program.name,
             save=lambda path, state, _: self.save(path, state),
-            agree=lambda what, number: agree(self.client, what, None, number),
+            agree=lambda what, number, error: agree(self.client, what, error, number),
             is_first=lambda: self._is_first,
         )
 

@@ -9,7 +9,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.checkpoint import CheckpointSeries
 from jaxfleet.env import PeriodicSaves, SaveInterval
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import CheckpointError, StrategyError
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.faults import memory_training, training
 from tests.faults.cluster import check_same
@@ -75,6 +75,17 @@ def test_a_job_that_begins_again_goes_on_from_its_last_checkpoint(
     check_same(job.run().results(), undisturbed(kind, 7))
     assert sorted(ran) == [5, 5, 6, 6, 7, 7]
     assert series.steps() == (4, 6)
+
+
+def test_all_trainers_end_if_trainer_0_cannot_read_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving(monkeypatch, tmp_path / "saved", "2steps")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "train_step").write_text("a file")
+    job = TrainingJob(options=["--kind=count", "--steps=2"]).run()
+    assert "cannot be read" in job.error("trainer 0", CheckpointError)
+    assert "trainer 0 could not find" in job.error("trainer 1", CheckpointError)
 
 
 @pytest.mark.few(3)

@@ -18,7 +18,9 @@ from jaxfleet.env import (
     read_periodic_saves,
 )
 from jaxfleet.errors import CheckpointError, StrategyError
+from jaxfleet.runtime import periodic_saves
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
+from jaxfleet.runtime.rank_step import RankStep
 
 
 class Clock:
@@ -39,7 +41,7 @@ def saver(
     *,
     keep: int = 2,
     save: Callable[[Path, Any, int], None] = write,
-    agree: Callable[[str, int], int] = lambda _, number: number,
+    agree: Callable[[str, int, Exception | None], int] = lambda _, number, __: number,
     first: bool = True,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> PeriodicSaver:
@@ -66,7 +68,7 @@ def test_the_last_few_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_the_first_process_decides_by_its_clock(tmp_path: Path) -> None:
     clock, asked = Clock(), list[str]()
 
-    def agree(what: str, number: int) -> int:
+    def agree(what: str, number: int, _: Exception | None) -> int:
         asked.append(what)
         return number
 
@@ -76,7 +78,7 @@ def test_the_first_process_decides_by_its_clock(tmp_path: Path) -> None:
         own.after_step(0.0)
     assert steps(tmp_path) == (12, 24)
     assert len(asked) == 8  # every fourth step
-    late = saver(tmp_path, "1s", first=False, agree=lambda _, __: 0, clock=clock)
+    late = saver(tmp_path, "1s", first=False, agree=lambda _, __, ___: 0, clock=clock)
     for _ in range(8):
         clock.now += 9.0
         late.after_step(0.0)
@@ -86,7 +88,7 @@ def test_the_first_process_decides_by_its_clock(tmp_path: Path) -> None:
 def test_the_steps_that_agree_follow_from_the_number_of_the_step_alone(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def agree(_: str, number: int) -> int:
+    def agree(_: str, number: int, __: Exception | None) -> int:
         asked.append(own.done)
         return number
 
@@ -115,6 +117,74 @@ def test_a_save_that_fails_leaves_the_one_before_and_the_training(
     assert steps(tmp_path) == (2, 6)
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("prune", "old checkpoints in"), ("remove_after", "checkpoints of an earlier run")],
+)
+def test_a_good_save_whose_predecessors_cannot_be_removed_is_good(
+    method: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only folder")
+
+    write(tmp_path / "step" / "step-00000060", 0.0, 60)
+    monkeypatch.setattr(CheckpointSeries, method, refuse)
+    own = saver(tmp_path, "2steps", keep=1)
+    with caplog.at_level(logging.INFO):
+        for step in range(2):
+            own.after_step(float(step))
+    assert own.count == 1
+    assert 2 in steps(tmp_path)
+    assert "checkpoint 1 of the job, after step 2" in caplog.text
+    assert said in caplog.text
+    assert "read-only folder" in caplog.text
+    assert "failed" not in caplog.text
+
+
+def test_a_folder_that_the_first_process_cannot_read_is_an_error_on_all(tmp_path: Path) -> None:
+    told: list[Exception | None] = []
+
+    def agree(_: str, number: int, error: Exception | None) -> int:
+        told.append(error)
+        if error is not None:
+            raise error
+        return number
+
+    (tmp_path / "step").write_text("a file")
+    with pytest.raises(CheckpointError, match=r"the periodic checkpoints in .* cannot be read"):
+        saver(tmp_path, "2steps", agree=agree).newest()
+    assert isinstance(told[0], CheckpointError)
+
+
+def test_ranks_have_the_reason_why_rank_0_finds_no_checkpoint() -> None:
+    sent: list[str] = []
+
+    class Told(RankStep[Any, Any]):
+        def __init__(self) -> None:
+            """Joins no group."""
+
+        def _tell(self, what: str, said: str) -> list[str]:
+            del what
+            sent.append(said)
+            return sent[:1]
+
+        def number(self, number: int, error: Exception | None) -> int:
+            return self._agreed_number("find it", number, error)
+
+    first, other = Told(), Told()
+    with pytest.raises(CheckpointError, match=r"^a disk is gone$"):
+        first.number(0, CheckpointError("a disk is gone"))
+    with pytest.raises(CheckpointError, match="rank 0 could not find it: a disk is gone"):
+        other.number(0, None)
+    sent.clear()
+    assert first.number(12, None) == 12
+    assert other.number(0, None) == 12
+
+
 def test_checkpoints_of_a_run_that_was_not_resumed_are_removed(tmp_path: Path) -> None:
     for step in (50, 60):
         write(tmp_path / "step" / f"step-{step:08d}", 0.0, step)
@@ -136,7 +206,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     again = saver(tmp_path, "1steps")
     assert again.newest() == (tmp_path / "step" / "step-00000001", 1)
     assert "step 2 is passed over" in caplog.text
-    other = saver(tmp_path, "1steps", first=False, agree=lambda _, __: 2)
+    other = saver(tmp_path, "1steps", first=False, agree=lambda _, __, ___: 2)
     assert other.newest() == (tmp_path / "step" / "step-00000001", 1)  # the first one's word
 
 
@@ -173,6 +243,26 @@ def add(total: Any, batch: Any) -> tuple[Any, Any]:
     return total + batch.sum(0), {}
 
 
+def begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this process make steps as one that has none yet."""
+    monkeypatch.setattr(periodic_saves, "_reserved", set())
+
+
+def test_a_second_step_of_one_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = PeriodicSaves(tmp_path, SaveInterval(steps=2), 2)
+    rank = {"PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:7001", "PADDLE_TRAINER_ID": "0"}
+    for name, value in {**periodic_saves_environment(saves), **rank}.items():
+        monkeypatch.setenv(name, value)
+    example = (jnp.zeros(2), jnp.ones((4, 2)))
+    jf.distribute(add, example=example, strategy="single")
+    with pytest.raises(StrategyError, match="two steps are named 'add'") as caught:
+        jf.distribute(add, example=example, strategy="single")
+    assert "name=..." in str(caught.value.hint)
+    jf.distribute(add, example=example, strategy="single", name="other")
+
+
 def test_a_step_of_a_launched_process_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,12 +277,14 @@ def test_a_step_of_a_launched_process_writes_them(
         state, _ = step(state, batch)
     series = CheckpointSeries(tmp_path / "add")
     assert series.steps() == (4, 6)
+    begin_again(monkeypatch)
     other = jf.distribute(add, example=(jnp.zeros(2), batch), strategy="single")
     state = other.restore(series.path(6))
     np.testing.assert_array_equal(state, np.full(2, 24.0, np.float32))
     for _ in range(2):
         state, _ = other(state, batch)
     assert series.steps() == (6, 8)  # counted on from the restored one
+    begin_again(monkeypatch)
     third = jf.distribute(add, example=(jnp.zeros(2), batch), strategy="single")
     state, done = third.resume(jnp.zeros(2))
     assert done == 8
@@ -220,6 +312,7 @@ def test_a_step_of_several_arguments_resumes_all_of_its_state(
     assert done == 0
     for _ in range(3):
         total, count, _ = step(total, count, x)
+    begin_again(monkeypatch)
     again: Any = jf.distribute(add_both, example=(*first, x), strategy="single")
     (total, count), done = again.resume(first)
     assert (done, int(count), total.tolist()) == (2, 2, [8.0, 8.0])
