@@ -243,7 +243,7 @@ def _end_of_job(known: Sequence[_Process], *, is_sure: bool) -> tuple[str, str]:
 
 
 _SAID = {
-    "died": "is gone without a bye: its connection has ended",
+    "died": "is gone without a bye: its connections have ended",
     "left": "left the job",
     "lost": "is lost: its servers heard nothing for as long as they wait",
     "silent": f"is silent for {SILENT_S:g} s",

@@ -18,7 +18,7 @@ class TrainerMetrics:
         joins: how many processes with its number have come.
         resident_bytes: its resident memory; 0 if unknown.
         scalars: the scalar metrics of its step `scalar_step`.
-        is_connected: its connection has not ended; it may have ended itself, or connect again.
+        is_connected: its connection has not ended, or its heartbeats still arrive on another.
     """
 
     number: int
@@ -40,7 +40,7 @@ _OF_TRAINERS = {
     "step": ("trainer_step", "The last step that a trainer sent anything for."),
     "silent_s": ("trainer_silent_seconds", "Seconds since the last message of a trainer."),
     "has_left": ("trainer_left", "1 once a trainer has left."),
-    "is_connected": ("trainer_connected", "0 once a trainer's connection ended, until the next."),
+    "is_connected": ("trainer_connected", "0 while a trainer has no open connection."),
     "is_lost": ("trainer_lost", "1 while a trainer is silent for longer than it may be."),
     "resident_bytes": ("trainer_resident_bytes", "Resident memory of a trainer."),
     "scalar_step": ("trainer_scalar_step", "The step of a trainer's scalar metrics."),

@@ -189,7 +189,7 @@ class ServerCore:
     def disconnected(self, peers: Iterable[Peer]) -> None:
         """Records the ends of connections, for the metrics: who does not return times out."""
         for peer in peers:
-            self.trainers.disconnected(peer)
+            self.trainers.disconnected(peer, self._clock())
 
     def tick(self, now: float) -> Replies:
         """Handles the passage of time: lost peers and timeouts."""
@@ -236,7 +236,7 @@ class ServerCore:
             report.resident,
             report.scalar_step,
             report.scalars,
-            is_connected=known.is_connected,
+            is_connected=known.is_connected(now),
         )
 
     def forgive(self, seconds: float) -> None:
@@ -244,6 +244,8 @@ class ServerCore:
         now = self._clock()
         for known in (*self.trainers.by_id.values(), *self._links.known.values()):
             known.heard = min(known.heard + seconds, now)
+            if known.ended is not None:
+                known.ended = min(known.ended + seconds, now)
         self._liveness.forgive(seconds, now)
 
     def take_tasks(self) -> list[DeviceTask]:

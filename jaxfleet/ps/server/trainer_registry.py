@@ -17,6 +17,7 @@ _MOST_SCALARS = 64  # of one trainer; the rest is left out
 _PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
 _DIGEST, _DIGEST_SHOWN = 64, 12  # characters
 _MOST_MOVED = 1024  # broken connections, of all trainers
+_BEATS_S = 3.0  # heartbeats come once a second; without three of them, their connection ended, too
 _MOST_REFUSED = 1024  # rejected trainers whose reason is kept for errors
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
 
@@ -64,7 +65,7 @@ class PeerState:
         said: time of its last heartbeat.
         doing: its last reported activity.
         session: distinguishes processes with the same number.
-        is_connected: the connection of its hello has not ended.
+        ended: when the connection of its hello ended; None while it is open.
         life: how often this number was started before this process.
         seen: the greatest step of former processes with this number; None if there was none.
         step: the greatest step of its messages.
@@ -82,7 +83,7 @@ class PeerState:
     said: float
     doing: str = "hello"
     session: Plain = None
-    is_connected: bool = True
+    ended: float | None = None
     life: int = 0
     seen: int | None = None
     left: bool = False
@@ -99,6 +100,14 @@ class PeerState:
     def text(self, now: float) -> str:
         """Describes its last activity: `last heartbeat 0.3 s ago: compiling`."""
         return f"last heartbeat {now - self.said:.1f} s ago: {self.doing}"
+
+    def is_connected(self, now: float) -> bool:
+        """Whether any of its connections is open, as far as is known.
+
+        A live process may lose that of its hello, and opens another when it next waits for an
+        answer. Meanwhile its heartbeats arrive, on connections of their own.
+        """
+        return self.ended is None or now - max(self.ended, self.said) <= _BEATS_S
 
 
 @dataclass(frozen=True)
@@ -249,11 +258,11 @@ class TrainerRegistry:
             least = min(known.step for known in self.present())
             self._came = {step: at for step, at in self._came.items() if step >= least}
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: Peer, now: float) -> None:
         """Records that a connection has ended: its process has, or connects again."""
         known = self.by_id.get(self._ids.get(peer, -1))
         if known is not None and known.peer == peer:
-            known.is_connected = False
+            known.ended = now
 
     def rewind(self, step: int) -> None:
         """Resets the trainers' steps: all continue from another state, after a step."""

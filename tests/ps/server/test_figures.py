@@ -43,18 +43,44 @@ def test_an_activity_is_kept_without_what_a_terminal_would_obey() -> None:
     assert of_trainer(bench).doing == "?[2J" + "x" * 193 + "..."
 
 
-def test_a_trainer_is_connected_until_the_connection_of_its_hello_ends() -> None:
+def test_a_trainer_is_connected_until_its_connections_end() -> None:
     bench = Bench().started(SGD, sgd_state())
-    assert of_trainer(bench).is_connected
     bench.core.disconnected([b"another"])
+    bench.wait(4.0)
     assert of_trainer(bench).is_connected
     bench.core.disconnected([b"0"])
+    bench.one(0, Kind.HEARTBEAT, body={"doing": "step 3"})  # which was under way
+    bench.wait(4.0)
     assert not of_trainer(bench).is_connected
     assert scraped(figures(bench)).of_trainers[0]["trainer_connected"] == 0
-    bench.one(0, Kind.HEARTBEAT, body={"doing": "step 3"})  # which was under way
-    assert not of_trainer(bench).is_connected
     bench.now += 3600.0
     bench.one(0, Kind.HELLO, body=hello(0, session="b"))
+    assert of_trainer(bench).is_connected
+
+
+def test_a_trainer_between_two_connections_whose_heartbeats_arrive_has_not_died() -> None:
+    bench = Bench()
+    for trainer in range(2):
+        bench.one(trainer, Kind.HELLO, body=hello(trainer, session="a"))
+    bench.core.disconnected([b"0"])
+    for _ in range(60):  # it computes, and connects anew when it next waits
+        assert of_trainer(bench).is_connected
+        bench.wait(1.0)
+        bench.one(0, Kind.HEARTBEAT, body={"session": "a"}, peer=b"beats")
+    bench.one(0, Kind.HELLO, body=hello(0, session="a"), peer=b"new")
+    bench.core.disconnected([b"0"])  # also if the end is seen after the hello
+    bench.wait(10.0)
+    assert of_trainer(bench).is_connected
+    bench.core.disconnected([b"new"])
+    bench.wait(4.0)
+    assert not of_trainer(bench).is_connected
+
+
+def test_a_server_that_was_suspended_waits_for_heartbeats_of_a_lost_connection() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    bench.core.disconnected([b"0"])
+    bench.now += 60.0
+    bench.core.forgive(60.0)
     assert of_trainer(bench).is_connected
 
 
