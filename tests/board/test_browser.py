@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 EVENT_S = 2.0
-BEATS_S = 3.0  # a trainer whose connection ended has died when heartbeats stay away, too
+BEATS_S = 1.5  # a trainer whose connection ended has died when heartbeats stay away, too
 
 
 @pytest.fixture(scope="module")

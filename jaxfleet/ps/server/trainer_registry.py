@@ -17,7 +17,7 @@ _MOST_SCALARS = 64  # of one trainer; the rest is left out
 _PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
 _DIGEST, _DIGEST_SHOWN = 64, 12  # characters
 _MOST_MOVED = 1024  # broken connections, of all trainers
-_BEATS_S = 3.0  # heartbeats come once a second; without three of them, their connection ended, too
+_BEATS_S = 1.5  # heartbeats come every second; less than the silence that the board reports
 _MOST_REFUSED = 1024  # rejected trainers whose reason is kept for errors
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
 
