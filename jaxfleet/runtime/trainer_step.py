@@ -46,6 +46,10 @@ from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
 
+_NO_RETURN = (
+    "trainers do not come back to jobs with tables; `jaxfleet launch --max-restarts N --save-every "
+    "5m` starts the job again, from its last checkpoint, which step.resume returns"
+)
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
@@ -82,7 +86,7 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
         specs = specs_of(captured.program)
         if specs and strategy.returns_s is not None:
             what = f"on_trainer_lost='wait' with a step that looks up '{specs[0].name}'"
-            raise StrategyError(what, hint="trainers do not come back to jobs with tables")
+            raise StrategyError(what, hint=_NO_RETURN)
         self._lines = TrainerConnection(lambda: self._connected(connect), self._pace, specs)
         self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
@@ -446,4 +450,9 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
                 f"their checkpoints of step {found}"
             )
             hint = "launch with another --job or --checkpoint-dir; or begin with step.restore(path)"
+            if self.client.me.life > 0:
+                hint = (
+                    "it was restarted, and a trainer comes back only to a job with "
+                    "strategy.on_trainer_lost='wait'; --max-restarts starts the whole job again"
+                )
             raise FeedError(what, hint=hint)

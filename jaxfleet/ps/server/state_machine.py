@@ -343,7 +343,7 @@ class ServerCore:
     def _from_trainer(self, peer: Peer, message: Message) -> None:
         trainer, now = self.trainers.id_of(peer), self._clock()
         if message.kind is Kind.HEARTBEAT:  # on a separate connection, without a hello
-            self.trainers.beat(message, now)
+            self.trainers.beat(peer, message, now)
             self.outbox.answer(
                 peer, message, Kind.HEARTBEAT, self._word(now, trainer_number(message))
             )

@@ -66,6 +66,8 @@ class PeerState:
         doing: its last reported activity.
         session: distinguishes processes with the same number.
         ended: when the connection of its hello ended; None while it is open.
+        beats: the connection of its last heartbeat, if any.
+        has_stopped: that connection has ended as well.
         life: how often this number was started before this process.
         seen: the greatest step of former processes with this number; None if there was none.
         step: the greatest step of its messages.
@@ -84,6 +86,8 @@ class PeerState:
     doing: str = "hello"
     session: Plain = None
     ended: float | None = None
+    beats: Peer | None = None
+    has_stopped: bool = False
     life: int = 0
     seen: int | None = None
     left: bool = False
@@ -105,9 +109,12 @@ class PeerState:
         """Whether any of its connections is open, as far as is known.
 
         A live process may lose that of its hello, and opens another when it next waits for an
-        answer. Meanwhile its heartbeats arrive, on connections of their own.
+        answer. Meanwhile its heartbeats arrive, on a connection of their own, which may be
+        replaced too.
         """
-        return self.ended is None or now - max(self.ended, self.said) <= _BEATS_S
+        if self.ended is None:
+            return True
+        return not self.has_stopped and now - max(self.ended, self.said) <= _BEATS_S
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,8 @@ class TrainerRegistry:
                     late_s=old.late_s,
                     own_s=old.own_s,
                     report=old.report,
+                    beats=old.beats,
+                    has_stopped=old.has_stopped,
                     log=old.log,
                 )
                 self._move(old.peer, peer)
@@ -260,6 +269,8 @@ class TrainerRegistry:
 
     def disconnected(self, peer: Peer, now: float) -> None:
         """Records that a connection has ended: its process has, or connects again."""
+        for known in self.by_id.values():
+            known.has_stopped |= known.beats == peer
         known = self.by_id.get(self._ids.get(peer, -1))
         if known is not None and known.peer == peer:
             known.ended = now
@@ -274,9 +285,10 @@ class TrainerRegistry:
         known = self.by_id.get(trainer_number(message))
         return known if known and known.session == message.body.get("session") else None
 
-    def beat(self, message: Message, now: float) -> None:
+    def beat(self, peer: Peer, message: Message, now: float) -> None:
         if (known := self.of_session(message)) is not None:
             known.heard = known.said = now
+            known.beats, known.has_stopped = peer, False
             known.doing = printable(str(message.body.get("doing", "")), _LONGEST)
             known.report = TrainerReport.of(message.body)
 

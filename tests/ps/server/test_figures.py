@@ -76,6 +76,17 @@ def test_a_trainer_between_two_connections_whose_heartbeats_arrive_has_not_died(
     assert not of_trainer(bench).is_connected
 
 
+def test_a_trainer_whose_connections_have_all_ended_has_died_at_once() -> None:
+    bench = Bench()
+    for trainer in range(2):
+        bench.one(trainer, Kind.HELLO, body=hello(trainer, session="a"))
+    bench.one(0, Kind.HEARTBEAT, body={"session": "a"}, peer=b"beats")
+    bench.core.disconnected([b"beats", b"0"])
+    assert not of_trainer(bench).is_connected
+    bench.one(0, Kind.HEARTBEAT, body={"session": "a"}, peer=b"later")
+    assert of_trainer(bench).is_connected
+
+
 def test_a_server_that_was_suspended_waits_for_heartbeats_of_a_lost_connection() -> None:
     bench = Bench().started(SGD, sgd_state())
     bench.core.disconnected([b"0"])
