@@ -42,7 +42,7 @@ from jaxfleet.tables import Adagrad, Adam, Sgd, TableSpec, TableStore
 from jaxfleet.tables.columns import Columns, Kind
 from jaxfleet.tables.hash_index import Index
 from jaxfleet.tables.optimizers import ROWS, update_of
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables.validation import Part
 
 DIM = 16
 LIVE = 1_000_000

@@ -269,8 +269,8 @@ class TrainerRegistry:
 
     def disconnected(self, peer: Peer, now: float) -> None:
         """Records that a connection has ended: its process has, or connects again."""
-        for known in self.by_id.values():
-            known.has_stopped |= known.beats == peer
+        for each in self.by_id.values():
+            each.has_stopped |= each.beats == peer
         known = self.by_id.get(self._ids.get(peer, -1))
         if known is not None and known.peer == peer:
             known.ended = now
