@@ -14,7 +14,7 @@ from tests.testing.planted import BUGS
 
 SCHEDULES = 300  # by default, in parts so that workers share them
 PART = 30
-GRID = 3_000
+GRID = 900
 MOST = 2_000  # schedules in which a planted bug must be found
 
 
