@@ -22,6 +22,8 @@ def _endings(run: Run) -> Iterator[str]:
     """Every wait ends: with an answer, or with an error that jaxfleet names."""
     if run.stuck:
         yield f"the job did not end: {run.stuck}"
+    for name, crash in run.crashes:
+        yield f"{name} crashed with {crash!r}"
     ends = {f"trainer {trainer}": error for trainer, error in run.errors.items()}
     ends |= {f"server {n}": end.error for n, end in enumerate(run.servers) if end.error is not None}
     for name, error in ends.items():

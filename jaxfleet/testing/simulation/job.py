@@ -16,8 +16,6 @@ from jaxfleet.errors import ClosedError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
-from jaxfleet.ps.server.event_loop import Done
-from jaxfleet.ps.server.outbox import DeviceTask
 from jaxfleet.runtime.pserver_job import JobPrograms, membership, timeouts_of
 from jaxfleet.tables.buckets import server_of
 from jaxfleet.testing.simulation import workload
@@ -35,6 +33,7 @@ from jaxfleet.testing.simulation.network import SimulatedNetwork
 from jaxfleet.testing.simulation.schedule import RETURNS_S, Schedule
 from jaxfleet.testing.simulation.scheduler import KilledError, Process, Scheduler, StuckError
 from jaxfleet.testing.simulation.substitutes import substituted
+from jaxfleet.testing.simulation.task_queue import TaskQueue
 from jaxfleet.testing.simulation.watch import Sizes, Waits, WatchedClient
 
 _LIMIT_S, _REAL_S = 400.0, 60.0
@@ -66,6 +65,7 @@ class Run:
     Attributes:
         trainers: what each trainer saw.
         errors: by trainer, the error that ended it.
+        crashes: errors that no process caught, by the name of the thread.
         stuck: why the run did not end by itself, if so.
         digest: of all messages.
     """
@@ -76,6 +76,7 @@ class Run:
     waits: Waits = field(default_factory=Waits)
     sizes: Sizes = field(default_factory=Sizes)
     errors: dict[int, BaseException] = field(default_factory=dict)
+    crashes: list[tuple[str, BaseException]] = field(default_factory=list)
     stuck: str = ""
     took_s: float = 0.0
     messages: int = 0
@@ -149,6 +150,7 @@ class Job:
             self.scheduler.run(limit_s=_LIMIT_S, real_s=_REAL_S)
         except StuckError as error:
             self.result.stuck = str(error)
+        self.result.crashes = self.scheduler.crashes
         self.result.took_s = self.scheduler.now_s
         self.result.digest = self._digest.hexdigest()
 
@@ -272,7 +274,9 @@ class Job:
                 network.listen(self.endpoints[server]),
                 connect=network.connect,
                 clock=clock,
-                make_worker=partial(Worker, self, server),
+                make_worker=partial(
+                    TaskQueue, self.scheduler, self.draw(f"worker {server} of start {end.starts}")
+                ),
                 publish=partial(self.result.sizes.look_at_server, core),
             )
             served.serve()
@@ -346,42 +350,3 @@ class Job:
 
 def _values(core: ServerCore) -> dict[str, np.ndarray]:
     return {name.rpartition("/")[2]: np.array(value) for name, value in core.state.items()}
-
-
-class Worker:
-    """The worker of a server's long tasks, which take a drawn time of the simulation."""
-
-    def __init__(
-        self,
-        job: Job,
-        server: int,
-        wake: Callable[[], None],
-        attempt: Callable[[DeviceTask], Done],
-    ) -> None:
-        self._scheduler, self._wake, self._attempt = job.scheduler, wake, attempt
-        starts = job.result.servers[server].starts
-        self._draw = job.draw(f"worker {server} of start {starts}")
-        self._todo: list[tuple[float, DeviceTask]] = []
-        self._free_s = 0.0
-
-    def put(self, job: DeviceTask) -> None:
-        now_s = self._scheduler.now_s
-        longest_s = 0.8 if job.what in {"saving", "compiling", "loading"} else 0.05
-        self._free_s = max(self._free_s, now_s) + self._draw.uniform(0.0, longest_s)
-        self._todo.append((self._free_s, job))
-        self._scheduler.after(self._free_s - now_s, self._wake)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._todo)
-
-    def results(self) -> list[Done]:
-        if not self._todo:
-            return []
-        now_s = self._scheduler.now_s
-        due = [job for at_s, job in self._todo if at_s <= now_s]
-        self._todo = [(at_s, job) for at_s, job in self._todo if at_s > now_s]
-        return [self._attempt(job) for job in due]
-
-    def close(self) -> None:
-        self._todo.clear()

@@ -53,14 +53,18 @@ class Task:
     thread: greenlet = field(default_factory=greenlet)
     ticket: int = 0  # of the current wait
     is_waiting: bool = False
-    error: BaseException | None = None
 
 
 @dataclass
 class Scheduler:
-    """Runs tasks and events."""
+    """Runs tasks and events.
+
+    Attributes:
+        crashes: errors that tasks of living processes did not catch, by the name of the task.
+    """
 
     now_s: float = 0.0
+    crashes: list[tuple[str, BaseException]] = field(default_factory=list)
     _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _ready: deque[Task] = field(default_factory=deque)
@@ -180,5 +184,6 @@ class Scheduler:
         except KilledError:
             pass
         except BaseException as error:  # noqa: BLE001  # the caller looks at it
-            task.error = error
+            if task.process.is_alive:
+                self.crashes.append((task.name, error))
         del self._live[task]
