@@ -23,6 +23,7 @@ _MODULES = {
     "jaxfleet": "The names of `import jaxfleet as jf`.",
     "jaxfleet.fleet": "`jf.fleet`: one interface for a script that runs as any process of a job.",
     "jaxfleet.tables": "`jf.tables`: optimizers, initial rows and entry rules of embedding tables.",
+    "jaxfleet.data": "`jf.data`: batches in an order that a restarted job goes on with.",
     "jaxfleet.errors": "Every exception that jaxfleet raises.",
     "jaxfleet.testing": "Help for tests of passes.",
     "jaxfleet.pipeline": "Passes, their options, and pipelines as text.",
