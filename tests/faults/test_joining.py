@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_is_named_and_leaves_the_last_checkpoint(tmp_path: P
         trainers[0].reaches("step 4.")
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (200, 200))
         for trainer in trainers:
-            trainer.fails("CheckpointError", "File too large", "said server 0 at")
+            trainer.fails("CheckpointError", "File too large", "reported by server 0 at")
         server.kill()
         latest = CheckpointSeries(tmp_path / "own" / "faults" / "server0").latest()
         assert latest is not None
