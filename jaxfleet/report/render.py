@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from jaxfleet.observability import printable
 from jaxfleet.report.model import Report
+from jaxfleet.report.serialization import report_json
 
 _SCRIPTS = (
     "page_model.js",
@@ -41,7 +42,7 @@ def render(report: Report) -> str:
         "POLICY": policy,
         "TITLE": escape(printable(report.title)),
         "STYLE": style,
-        "DATA": report.to_json().translate(_ESCAPES),
+        "DATA": report_json(report).translate(_ESCAPES),
         "SCRIPT": script,
     }
     page = _part("page.html")

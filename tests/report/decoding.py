@@ -6,11 +6,12 @@ from typing import Any
 
 from jaxfleet.ir.naming import name_text
 from jaxfleet.report import Report
+from jaxfleet.report.serialization import report_json
 
 
 def data_of(report: Report) -> Any:
     """Returns the report's JSON as the page reads it."""
-    return json.loads(report.to_json())
+    return json.loads(report_json(report))
 
 
 def orders(program: Any) -> Iterator[list[int]]:

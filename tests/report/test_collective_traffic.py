@@ -9,6 +9,7 @@ import pytest
 from jaxfleet.ir import Program, parse
 from jaxfleet.report import build_report, of_program
 from jaxfleet.report.collective_traffic import device_links
+from jaxfleet.report.serialization import report_json
 from tests.report.drawn import deep_history
 
 _TEXT = """
@@ -113,7 +114,7 @@ def test_many_devices_are_not_listed_one_by_one() -> None:
 
 
 def _links(history: Any) -> Any:
-    return json.loads(build_report([history]).to_json())["programs"][0]["links"]
+    return json.loads(report_json(build_report([history])))["programs"][0]["links"]
 
 
 def test_a_step_without_servers_has_bytes_on_every_link() -> None:

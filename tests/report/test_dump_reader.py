@@ -9,6 +9,7 @@ from jaxfleet.errors import TextError
 from jaxfleet.ir import Operands, Operator, Program, Source
 from jaxfleet.pipeline import Dump, Record, parse_pipeline, run_pipeline, write_facts
 from jaxfleet.report import build_report, of_record, read_folders
+from jaxfleet.report.serialization import report_json
 from tests.report.drawn import deep_history, deep_step, with_calls, write_dump
 
 
@@ -59,7 +60,7 @@ def test_what_a_step_decided_is_read(tmp_path: Path) -> None:
     assert found.decisions == ("step 'deep'", "  why")
     assert found.notes == ("captured for each batch size: because",)
     assert found.stages[2].options == "grad_allreduce{devices=4}"
-    program = json.loads(build_report([found]).to_json())["programs"][0]
+    program = json.loads(report_json(build_report([found])))["programs"][0]
     assert (program["sizes"], program["assumed"]) == ({"b": 32}, False)
     assert ["strategy.mode", "collective"] in program["facts"]
 
@@ -101,7 +102,7 @@ def test_a_dump_that_ends_with_an_invalid_program_is_reported(tmp_path: Path) ->
     path = tmp_path / "full" / "02_grad_allreduce.txt"
     text = path.read_text()
     path.write_text(text.replace("jax.tanh(Dense_0.sum)", "jax.tanh(nowhere)"))
-    program = json.loads(build_report(read_folders(tmp_path)).to_json())["programs"][0]
+    program = json.loads(report_json(build_report(read_folders(tmp_path))))["programs"][0]
     (note,) = program["notes"]
     assert note.startswith("the program after grad_allreduce is not valid: ")
     assert "nowhere" in note
@@ -112,7 +113,7 @@ def test_a_dump_keeps_the_calls_that_lead_to_operators(tmp_path: Path) -> None:
     passes = parse_pipeline("dce,grad_allreduce{devices=4}")
     run_pipeline(with_calls(deep_step(2)), passes, instruments=[Dump(tmp_path)])
     (found,) = read_folders(tmp_path)
-    program = json.loads(build_report([found]).to_json())["programs"][0]
+    program = json.loads(report_json(build_report([found])))["programs"][0]
     files = [path for path, _ in program["files"]]
     frames = [(files[file], line, caller) for file, line, _, caller in program["frames"]]
     assert frames == [("app/train.py", 9, -1), ("app/train.py", 4, 0), ("app/train.py", 5, 0)]
