@@ -7,8 +7,9 @@ from jaxfleet.errors import JaxfleetError
 from jaxfleet.observability.notices import LOGGED_AFTER_S, alert
 from jaxfleet.ps.server.collectives import Collective, CollectiveHandler
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
+from jaxfleet.ps.server.peer_state import PeerState
 from jaxfleet.ps.server.request_router import RequestRouter
-from jaxfleet.ps.server.trainer_registry import PeerState, TrainerRegistry
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.transport.messages import Kind, Message, Plain
 
 _MOST_PENDING = 1024  # maximum number of requests in one `pending`

@@ -8,8 +8,8 @@ import numpy as np
 from jaxfleet.observability import printable
 from jaxfleet.ps.server.options import ServerIdentity
 from jaxfleet.ps.server.outbox import Outbox, RequestError, tensors_bytes
+from jaxfleet.ps.server.peer_state import PeerState
 from jaxfleet.ps.server.state import ServerState
-from jaxfleet.ps.server.trainer_registry import PeerState
 from jaxfleet.transport.messages import Kind, Message, Plain, Tensor
 
 _LONGEST_TEXT = 200  # characters of a server's activity

@@ -31,9 +31,10 @@ from jaxfleet.ps.server.outbox import (
     string_field,
     tensors_bytes,
 )
+from jaxfleet.ps.server.peer_state import PeerState
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
-from jaxfleet.ps.server.trainer_registry import PeerState, TrainerRegistry, trainer_number
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry, trainer_number
 from jaxfleet.ps.server.trainer_sessions import DepartureRecord, TrainerSessions
 from jaxfleet.tables import TableStore
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain

@@ -14,8 +14,9 @@ from jaxfleet.observability.notices import alert
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.options import ServerIdentity
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
+from jaxfleet.ps.server.peer_state import Departures, PeerState
 from jaxfleet.ps.server.request_router import RequestRouter
-from jaxfleet.ps.server.trainer_registry import Departures, PeerState, TrainerRegistry
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
 
 _LONGEST = 300  # characters of an endpoint; a host's name has at most 253

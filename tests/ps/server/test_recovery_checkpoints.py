@@ -17,8 +17,8 @@ from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.outbox import DeviceTask
+from jaxfleet.ps.server.peer_state import Departures
 from jaxfleet.ps.server.recovery_saver import SaveSchedule
-from jaxfleet.ps.server.trainer_registry import Departures
 from jaxfleet.ps.server.trainer_sessions import DepartureRecord
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.memory_network import MemoryNetwork
