@@ -11,14 +11,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfleet.capture import Captured
-from jaxfleet.checkpoint import Checkpoint
-from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.observability import Progress
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes.precision.skip_nonfinite import SCALE
-from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
 from jaxfleet.runtime.compiled_variants import Variant, Variants
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluating
@@ -28,6 +25,7 @@ from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step_call import Call
+from jaxfleet.runtime.step_checkpoints import CheckpointMethods
 from jaxfleet.runtime.step_inputs import (
     check_batch,
     check_rows,
@@ -47,7 +45,7 @@ from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import specs_of
 
 
-class Step(StepViews, TableMethods, Logging, Evaluating[State, Metrics]):
+class Step(StepViews, TableMethods, CheckpointMethods[State], Logging, Evaluating[State, Metrics]):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -203,89 +201,6 @@ class Step(StepViews, TableMethods, Logging, Evaluating[State, Metrics]):
         self._returned = LastState(leaves)
         return _unflatten(tree, leaves), fetched, finite
 
-    def save_periodically(self, saves: PeriodicSaves) -> None:
-        """Lets the following steps write checkpoints by themselves."""
-        self._saver = PeriodicSaver(
-            saves,
-            self.captured.program.name,
-            save=lambda path, state, done: self.save(path, state, number=done),
-            agree=self._agreed_number,
-            is_first=lambda: self._is_first,
-        )
-
-    def _agreed_number(self, _: str, number: int, error: Exception | None) -> int:
-        """Returns the number that the first process passes, or raises its error.
-
-        `_` names the number to the others.
-        """
-        if error is not None:
-            raise error
-        return number
-
-    def save(
-        self,
-        path: str | Path,
-        state: State,
-        *,
-        number: int = 0,
-        data: Mapping[str, int] | None = None,
-    ) -> None:
-        """Writes a checkpoint, which a step in any mode restores.
-
-        Args:
-            path: a folder; an existing checkpoint is replaced once the new one is complete.
-            state: the state to save.
-            number: number of steps that led to it, recorded in the checkpoint.
-            data: the position of a data loader to save with it: `batches.state()`.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        leaves, tree = _flatten(self.pull(state))
-        check_state(leaves, tree, self.captured)
-        self._write(path, leaves, self._extra(), number, data)
-
-    def restore(self, path: str | Path) -> State:
-        """Returns the state of a checkpoint, written in any mode.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it is damaged or of another step.
-        """
-        variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
-        checkpoint = self._opened(path)
-        self._scalars.step = max(self._scalars.step, checkpoint.step)
-        if self._saver is not None:
-            self._saver.resume(checkpoint.step)
-        read = read_leaves(checkpoint, variables)
-        if self.tables.stores:
-            read_tables(checkpoint, self.tables)
-        tree, leaves = self.captured.signature.state_tree, [read[v.name] for v in variables]
-        if self._held is not None:
-            found: State = _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
-        else:
-            found = self.place(_unflatten(tree, leaves))
-        self._restored = LastState(jax.tree_util.tree_leaves(found))
-        self._restored_steps = checkpoint.step
-        return found
-
-    def resume(self, state: State) -> tuple[State, int]:
-        """Returns the state to go on from, and the number of steps that it includes.
-
-        It is that of the job's last periodic checkpoint (`jaxfleet launch --save-every`), if there
-        is one and no step has run. Otherwise it is the state that is passed: of no step, or of a
-        checkpoint that this step has restored. No process of this mode takes a lost one's place.
-
-        Raises:
-            CheckpointError: the last periodic checkpoint is of another step.
-        """
-        if self._restored.is_made_of(jax.tree_util.tree_leaves(state)):
-            return state, self._restored_steps
-        found = self._saver.newest() if self._saver is not None else None
-        if found is None:
-            return state, 0
-        path, done = found
-        return self.restore(path), done
-
     def _readable_leaves(
         self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
     ) -> Mapping[int, Any]:
@@ -348,33 +263,10 @@ class Step(StepViews, TableMethods, Logging, Evaluating[State, Metrics]):
         given = lowered.shares.given
         return place_state(leaves, lowered.state_shardings, given=given, beside=data)
 
-    def _extra(self) -> Mapping[str, np.ndarray]:
-        """Returns the values that are saved beside the user's leaves."""
-        return {} if self._held is None else self._held.to_save()
-
-    def _write(
-        self,
-        path: str | Path,
-        leaves: list[Any],
-        extra: Mapping[str, np.ndarray],
-        number: int,
-        data: Mapping[str, int] | None,
-    ) -> None:
-        save_leaves(
-            path, self.captured, leaves, step=number, tables=self.tables, extra=extra, data=data
-        )
-
-    def _opened(self, path: str | Path) -> Checkpoint:
-        return open_for(path, self.captured)
-
     @property
     def _speaks(self) -> bool:
         """Whether this process issues the warnings that all processes of a job would."""
         return True
-
-    @property
-    def _is_first(self) -> bool:
-        return self._speaks
 
     def _statistics(self) -> Mapping[str, Any]:
         numbers: dict[str, Any] = {"compilations": len(self._calls)}

@@ -10,12 +10,10 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.env import PeriodicSaves
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.former_process import FormerProcess
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.memory_report import fitting
@@ -24,11 +22,8 @@ from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.own_state import OwnStateKeeper
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
 from jaxfleet.runtime.pserver_checkpoint import (
-    agree,
     export_table,
     meet,
-    restore_job,
-    save_job,
     shrink_table,
 )
 from jaxfleet.runtime.pserver_job import JobPrograms
@@ -38,6 +33,7 @@ from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState
 from jaxfleet.runtime.step_view import add_to_dump
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
+from jaxfleet.runtime.trainer_checkpoints import TrainerCheckpoints
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
 from jaxfleet.runtime.training_step import Metrics, State
@@ -53,7 +49,7 @@ _NO_RETURN = (
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
-class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
+class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[State, Metrics]):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -168,26 +164,6 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
             self._saver.after_step(state, client.step if self._pace.is_sync else None)
         return state, metrics
 
-    def save_periodically(self, saves: PeriodicSaves) -> None:
-        """Lets the following steps write checkpoints by themselves.
-
-        Raises:
-            StrategyError: the interval is in seconds, and trainers do not wait for each other.
-        """
-        if not self._pace.is_sync and saves.every.seconds is not None:
-            what = (
-                f"checkpoints every {saves.every}, and with communication "
-                f"'{self.strategy.communication}' no step is that of all trainers"
-            )
-            raise StrategyError(what, hint="count steps of each trainer: --save-every 500steps")
-        self._saver = PeriodicSaver(
-            saves,
-            self.captured.program.name,
-            save=lambda path, state, _: self.save(path, state),
-            agree=lambda what, number, error: agree(self.client, what, error, number),
-            is_first=lambda: self._is_first,
-        )
-
     def pull(self, state: State) -> State:
         """Returns the state with values instead of handles.
 
@@ -280,10 +256,6 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
         return {"trainer": mine, "servers": servers, "tables": table_stats(servers)}
 
-    @property
-    def _is_first(self) -> bool:
-        return self.client.me.trainer == 0
-
     def _statistics(self) -> Mapping[str, Any]:
         found = {
             "compilations": self._cache.compiled,
@@ -296,100 +268,6 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
     def place(self, state: State) -> State:
         """Returns the state unchanged: the first step sends the servers their part."""
         return state
-
-    def resume(self, state: State) -> tuple[State, int]:
-        """Returns the state to go on from, and the number of steps that it includes.
-
-        A process that takes a lost trainer's place (`on_trainer_lost="wait"`) receives the state
-        before the step that was being computed. In a job that begins, all trainers receive that of
-        its last periodic checkpoint (`jaxfleet launch --save-every`), if there is one. Any other
-        process has its own state back, which is of no step, or of a checkpoint that it has
-        restored.
-
-        Args:
-            state: the initial one, as for the first step.
-
-        Raises:
-            FeedError: it does not match the example.
-            PeerLostError: a server is gone or late, or has lost part of the state.
-            CheckpointError: the last periodic checkpoint is of another step.
-        """
-        leaves, tree = jax.tree_util.tree_flatten(state)
-        client = self.client
-        if self._newest.is_made_of(leaves):
-            return state, client.step
-        former = client.former
-        if self._newest.leaves:
-            return state, 0
-        self._newest.check(leaves, tree)
-        if former is not None and former.done > 0:
-            if self._saver is not None:
-                self._saver.resume(former.done)
-            return self._resumed(former), former.done
-        saver = self._saver
-        if saver is None or (found := saver.newest()) is None:
-            return state, 0
-        path, done = found
-        restored = self.restore(path)
-        saver.resume(done)
-        return restored, done
-
-    def _resumed(self, former: FormerProcess) -> State:
-        client, served = self.client, self._served
-        client.resume(former.done)
-        client.doing(f"returning to step {former.seen}")
-        values = {**served.pull(client, served.params), **self._keeper.recall(client)}
-        leaves = self._newest.leaves = served.leaves(values)
-        self._compares = self._compares and former.done == former.base
-        tree = self.captured.signature.state_tree
-        state: State = jax.tree_util.tree_unflatten(tree, leaves)
-        return state
-
-    def save(
-        self, path: str | Path, state: State, *, data: Mapping[str, int] | None = None
-    ) -> None:
-        """Writes a checkpoint, which a step in any mode restores; collective.
-
-        Every server writes its part, trainer 0 the rest and finally the manifest.
-
-        Args:
-            path: a folder that all processes of the job can access. An existing checkpoint is
-                replaced once the new one is complete.
-            state: the result of the last step; values of any other are sent to the servers first.
-            data: the position of a data loader to save with it; trainer 0's is.
-
-        Raises:
-            CheckpointError: it cannot be written; the previous checkpoint stays.
-            FeedError: it does not match the example, or has handles of an earlier step.
-        """
-        leaves, tree = jax.tree_util.tree_flatten(state)
-        if not self._newest.is_made_of(leaves):
-            leaves = self._newest.leaves = self._given(leaves, tree)
-        self._pace.flush()
-        save_job(self.client, self._served, Path(path).absolute(), leaves, data)
-
-    def restore(self, path: str | Path) -> State:
-        """Returns the state of a checkpoint, written in any mode; collective.
-
-        Args:
-            path: a folder that all processes of the job can access.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it is damaged or of another step.
-        """
-        client = self.client
-        self._refuse_if_returned("restores a checkpoint")
-        self._pace.flush()
-        if not self._pace.is_sync:  # no push of any trainer may arrive after the restored state
-            meet(client, f"restore {path}")
-        leaves = self._newest.leaves = restore_job(client, self._served, path)
-        self._keeper.keep(client, leaves)
-        if self._saver is not None:
-            self._saver.resume(client.step)
-        self._pace.restart(self._served.held(leaves))
-        tree = self.captured.signature.state_tree
-        restored: State = jax.tree_util.tree_unflatten(tree, leaves)
-        return restored
 
     def close(self) -> None:
         """Disconnects this trainer from the servers, which end when all trainers have."""
@@ -427,32 +305,3 @@ class TrainerStep(TrainerViews, Logging, Evaluating[State, Metrics]):
         self._pace.restart(self._served.held(found))
         self._keeper.keep(self.client, found)
         return found
-
-    def _refuse_if_returned(self, what: str) -> None:
-        """Rejects what only trainers of a new job may do, in one that returns to its job."""
-        former = self.client.former
-        if former is not None and former.done > 0 and not self._newest.leaves:
-            raise FeedError(
-                f"trainer {self.client.me.trainer} returns to a job at step {former.seen}, and "
-                f"{what}",
-                hint="begin with `state, done = step.resume(state)`, and go on with batches[done:]",
-            )
-
-    def _refuse_another_state(self) -> None:
-        """Rejects a new state if servers continue from checkpoints of an earlier run."""
-        self._refuse_if_returned("begins with a state of its own")
-        if self.client.former is not None:
-            return  # the job is before its second step, and has begun with this state
-        trainer, found = self.client.me.trainer, self._lines.found
-        if found > 0 or (found == 0 and trainer == 0):
-            what = (
-                f"trainer {trainer} begins with a state of its own, and the servers go on from "
-                f"their checkpoints of step {found}"
-            )
-            hint = "launch with another --job or --checkpoint-dir; or begin with step.restore(path)"
-            if self.client.me.life > 0:
-                hint = (
-                    "it was restarted, and a trainer comes back only to a job with "
-                    "strategy.on_trainer_lost='wait'; --max-restarts starts the whole job again"
-                )
-            raise FeedError(what, hint=hint)
