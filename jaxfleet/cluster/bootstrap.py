@@ -125,7 +125,12 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> ProcessGroup:
         of_ranks = Coordinator(size, job, coordinator, lost_after_s=lost_after_s)
         serving = CoordinatorThread([of_ranks], listener)
     member = CoordinatorClient(
-        network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s
+        network.connecting_anew_after(lost_after_s / 3),
+        first,
+        rank=here.rank,
+        size=size,
+        job=job,
+        lost_after_s=lost_after_s,
     )
     joined = ProcessGroup(member, serving, spans_of(f"rank {here.rank}"))
     guard(joined)

@@ -12,7 +12,7 @@ from jaxfleet.ir import Program
 from jaxfleet.observability import spans_of
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.connected_client import connected_client
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.process import job_network, serve
 from jaxfleet.report import of_program
@@ -89,19 +89,11 @@ class _Connect:
             endpoints=cluster.endpoints,
             life=cluster.restart,
         )
-        heartbeat = Heartbeat(
-            network,
-            cluster.endpoints,
-            sender=f"trainer {trainer}",
-            session=me.session,
-            every_s=min(1.0, self.strategy.lost_after_s / 5),
-        )
         returns = cluster.server_return_s
-        return Client(
-            network.connect(cluster.endpoints),
+        return connected_client(
+            network,
             me,
-            timeouts=timeouts_of(self.strategy, server_return_s=returns),
-            heartbeat=heartbeat,
+            timeouts_of(self.strategy, server_return_s=returns),
             replay_bytes=self.strategy.replay_bytes if returns else 0,
             spans=spans_of(me.name),
         )

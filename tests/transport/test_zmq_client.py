@@ -11,7 +11,9 @@ from jaxfleet.transport.zmq.network import ZmqNetwork
 from jaxfleet.transport.zmq.sockets import SocketGroup, Timing, make_socket
 from tests.transport.test_zmq_network import ask, echoing, free_endpoint, lines_to, until
 
-QUICK = Timing(handshake_s=1.0, reconnect_s=0.05, probe_s=0.2, half_open_s=0.6, linger_s=0.2)
+QUICK = Timing(
+    handshake_s=1.0, reconnect_s=0.05, probe_s=0.2, half_open_s=0.6, silent_s=0.6, linger_s=0.2
+)
 
 
 class Clock:
@@ -78,7 +80,7 @@ def test_waiting_in_vain_on_an_open_line_is_silence_and_computing_is_not() -> No
 
         assert not wait(10.0)  # nothing was sent
         watch.sent()
-        assert not wait(0.5)
+        assert not wait(0.3)
         watch.received()
         assert not wait(10.0)
         watch.sent()
@@ -88,6 +90,19 @@ def test_waiting_in_vain_on_an_open_line_is_silence_and_computing_is_not() -> No
         watch.sent()
         assert not wait(1.0)  # twice as patient
         assert wait(0.4)
+        watch.received()
+        watch.sent()
+        assert not wait(1.0)  # for a while
+        watch.received()
+        clock.now += 20.0
+        watch.count_wait()
+        watch.sent()
+        assert not wait(1.0)
+        watch.received()  # after a second, so the next may take two
+        watch.sent()
+        assert not wait(1.8)
+        watch.received()
+        watch.sent()
         watch.received()
         watch.sent()
         assert wait(0.8)

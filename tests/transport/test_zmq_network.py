@@ -27,7 +27,7 @@ from tests.transport.test_codec import mutated, same
 
 ANYWHERE = "127.0.0.1:0"
 SMALL = Limits(max_tensors=8, max_bytes=1 << 20, max_message_bytes=1 << 22, max_body_bytes=1 << 16)
-QUICK = Timing(handshake_s=1.0, probe_s=0.2, half_open_s=0.6, linger_s=0.2)
+QUICK = Timing(handshake_s=1.0, probe_s=0.2, half_open_s=0.6, silent_s=0.6, linger_s=0.2)
 SECRET = b"0123456789abcdef"
 
 

@@ -28,7 +28,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability import spans_of
 from jaxfleet.passes.fluid.local_training import AVERAGED
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.connected_client import connected_client
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerCore, ServerOptions
 from jaxfleet.ps.server.execution_plan import ServerPlan
@@ -172,15 +172,7 @@ class ZmqTransport:
         keep_freed_memory()
         network = job_network(job.secret_file)
         me = trainer_identity(facts, job=job.name)
-        heartbeat = Heartbeat(
-            network,
-            facts.endpoints,
-            sender=me.name,
-            session=me.session,
-            every_s=min(1.0, waits.lost_after_s / 5),
-        )
-        lines, spans = network.connect(facts.endpoints), spans_of(me.name)
-        return Client(lines, me, timeouts=waits, heartbeat=heartbeat, spans=spans)
+        return connected_client(network, me, waits, spans=spans_of(me.name))
 
 
 def timeouts() -> Timeouts:

@@ -24,7 +24,6 @@ from jaxfleet.ps.server.event_loop import DescriptorReserve, raise_descriptor_li
 from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics
 from jaxfleet.ps.server.program_loader import read_plan
 from jaxfleet.transport.buffers import keep_freed_memory
-from jaxfleet.transport.messages import Network
 from jaxfleet.transport.secret import metrics_token, read_secret
 from jaxfleet.transport.zmq.network import ZmqNetwork
 
@@ -65,7 +64,7 @@ def prepare(*, computes: bool) -> None:
     executor.run(plan.blocks[0], {"g.trainer_0": zeros})
 
 
-def job_network(secret_file: Path | None) -> Network:
+def job_network(secret_file: Path | None) -> ZmqNetwork:
     """Returns the network of a job, with its secret if it has one."""
     return ZmqNetwork(secret=None if secret_file is None else read_secret(secret_file))
 

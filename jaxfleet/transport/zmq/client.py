@@ -38,6 +38,7 @@ from jaxfleet.transport.zmq.sockets import (
 )
 
 _TIMEOUT_FACTOR = 1.5  # of the duration of one attempt
+_PATIENT_FACTOR = 10  # how much longer than one attempt a doubled patience lasts
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -70,7 +71,9 @@ class ConnectionMonitor:
         self._was_open = False
         self._refusals, self._refused_at = 0, 0.0
         self._since = self._looked = clock()
-        self._half_open_s = self._patience_s = timing.half_open_s
+        self._silent_s = self._patience_s = timing.silent_s
+        self._patient_until = clock()
+        self._doubles = timing.doubles
         self._is_unanswered, self._waited_s = False, 0.0
 
     @property
@@ -90,8 +93,11 @@ class ConnectionMonitor:
         self._is_unanswered = True
 
     def received(self) -> None:
+        # Over a slow line, the next message may take as long as this one; and one that the first
+        # attempt was too short for is not the first to arrive over a new connection.
+        if self._clock() > self._patient_until:
+            self._patience_s = max(self._silent_s, 2 * self._waited_s)
         self._is_unanswered, self._waited_s = False, 0.0
-        self._patience_s = self._half_open_s
 
     def count_wait(self) -> None:
         """Counts the time since the last call as waited for an answer, if it was short.
@@ -134,11 +140,12 @@ class ConnectionMonitor:
     def start_again(self) -> None:
         """Resets the timers after the socket was connected anew.
 
-        The patience with a silent server doubles: it may only be busy.
+        The patience with a silent server doubles: it may only be busy, or the line slow.
         """
         self._is_open, self._broke, self._since = False, False, self._clock()
-        if self._waited_s > self._patience_s:
+        if self._doubles and self._waited_s > self._patience_s:
             self._patience_s *= 2
+            self._patient_until = self._clock() + _PATIENT_FACTOR * self._patience_s
         self._is_unanswered, self._waited_s = False, 0.0
 
 

@@ -4,6 +4,9 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import zmq
 
@@ -49,6 +52,20 @@ class ZmqNetwork:
         self._limits = limits or Limits()
         self._timing = timing or Timing()
         self._keys = None if secret is None else derive_keys(secret)
+
+    def connecting_anew_after(self, silent_s: float, *, doubles: bool = True) -> Self:
+        """Returns this network with another limit of silence for the connections of clients.
+
+        Half-open connections, on which data gets lost while both ends seem to be connected, are
+        otherwise noticed after 30 s.
+
+        Args:
+            silent_s: seconds without any message while a client waits for one.
+            doubles: wait twice as long each time; not necessary where all messages are short.
+        """
+        changed = copy(self)
+        changed._timing = replace(self._timing, silent_s=silent_s, doubles=doubles)  # noqa: SLF001  a copy of itself
+        return changed
 
     def connect(self, endpoints: Sequence[str]) -> ZmqConnections:
         """Returns connections to servers, which need not be running yet.

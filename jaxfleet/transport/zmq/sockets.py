@@ -85,8 +85,10 @@ class Timing:
         reconnect_s: delay between attempts to connect.
         handshake_s: maximum duration of a handshake.
         probe_s: interval of TCP's keepalive probes on an idle connection, in whole seconds.
-        half_open_s: maximum time without TCP's acknowledgment of data or of a probe, and without
-            any message while a client waits for one.
+        half_open_s: maximum time without TCP's acknowledgment of data or of a probe.
+        silent_s: maximum time without any message while a client waits for one; then it connects
+            anew.
+        doubles: wait twice as long each time, since the server may only be busy, or the line slow.
         linger_s: maximum wait for pending messages when closing.
     """
 
@@ -94,6 +96,8 @@ class Timing:
     handshake_s: float = 10.0
     probe_s: float = 5.0
     half_open_s: float = 30.0
+    silent_s: float = 30.0
+    doubles: bool = True
     linger_s: float = 1.0
 
 
