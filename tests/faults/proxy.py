@@ -1,8 +1,10 @@
 """A TCP proxy that harms the data it forwards."""
 
+import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -18,6 +20,7 @@ class Proxy:
     Attributes:
         endpoint: where clients connect.
         harms: how often it did harm.
+        bytes_per_s: how much it forwards of each connection and way; None if unlimited.
     """
 
     def __init__(self, target: str) -> None:
@@ -28,7 +31,11 @@ class Proxy:
         self.harms = 0
         self._harm: tuple[str, str] | None = None
         self._least = 0
-        self._cut = threading.Event()
+        self.bytes_per_s: float | None = None
+        self._cut, self._pass = threading.Event(), threading.Event()
+        self._pass.set()
+        self._losing: tuple[float, random.Random] | None = None
+        self._dead: frozenset[socket.socket] = frozenset()
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -51,7 +58,30 @@ class Proxy:
         finally:
             self._cut.clear()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Forwards nothing for a while, and then all of it, as a network that is cut does."""
+        self._pass.clear()
+        try:
+            yield
+        finally:
+            self._pass.set()
+
+    @contextmanager
+    def losing(self, share: float, seed: int) -> Iterator[None]:
+        """Swallows a share of what it reads, and closes nothing."""
+        self._losing = share, random.Random(seed)
+        try:
+            yield
+        finally:
+            self._losing = None
+
+    def lose_all(self) -> None:
+        """Makes the present connections half-open: swallows all of their data from now on."""
+        self._dead = frozenset(self._open)
+
     def close(self) -> None:
+        self._pass.set()
         for one in [self._listener, *self._open]:
             with suppress(OSError):
                 one.close()
@@ -68,7 +98,11 @@ class Proxy:
     def _carry(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                if self._cut.is_set():
+                self._pass.wait()
+                if self._cut.is_set() or source in self._dead:
+                    continue
+                if self._losing is not None and self._losing[1].random() < self._losing[0]:
+                    self.harms += 1
                     continue
                 harm = None
                 if self._harm is not None and self._harm[0] == way and len(data) >= self._least:
@@ -78,6 +112,8 @@ class Proxy:
                     for end in (source, sink):
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                     break
+                if self.bytes_per_s is not None:
+                    time.sleep(len(data) / self.bytes_per_s)
                 sink.sendall(_harmed(data, harm))
         with suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
