@@ -1,8 +1,10 @@
 """The built site asks no other machine for anything, and has every page and public name."""
 
 import importlib.util
+import os
 import re
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,9 +25,11 @@ _FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "li
 @pytest.fixture(scope="module")
 def site() -> Path:
     """Builds the site, which fails at any warning: of a link, an anchor or a docstring."""
+    here = str(Path(sys.executable).parent)  # the environment of the tests need not be active
     done = subprocess.run(
         ["/bin/bash", ".ci/site"],
         cwd=ROOT,
+        env=dict(os.environ) | {"PATH": os.pathsep.join([here, os.environ["PATH"]])},
         capture_output=True,
         text=True,
         timeout=300,
