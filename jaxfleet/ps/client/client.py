@@ -25,6 +25,7 @@ from jaxfleet.ps.client.server_session import (
     value_clock,
 )
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.membership import Membership, MembershipChangedError
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Connections, Kind, Message
 
@@ -69,6 +70,7 @@ class Client(RequestSender):
         self._hello_at = 0.0  # when to repeat it
         self._check_s = _CHECK_S
         self._looked = clock()
+        self._told_epoch = me.membership.epoch  # the newest that other servers were told
         self._recovery = Recovery(self, self.wait)
 
     def next_step(self, rows: int) -> None:
@@ -118,13 +120,15 @@ class Client(RequestSender):
         servers = range(len(self.servers))
         hellos = [self.hello(server, is_first=True) for server in servers]
         self._hello_at = self._clock() + _HELLO_AGAIN_S
-        self.wait(hellos, self.timeouts.connect_s, ConnectError)
+        is_again = self.me.membership.epoch > 0  # others may take a while to come
+        limit_s = max(self.timeouts.connect_s, self._longest_s() if is_again else 0.0)
+        self.wait(hellos, limit_s, ConnectError)
         for server, hello in enumerate(hellos):
             assert hello.answer is not None
             self.servers[server].welcome(hello.answer)
         steps = [server.step for server in self.servers]
         self.former = self._find_former()
-        if self.former is None and len({max(step, 0) for step in steps}) > 1:
+        if not is_again and self.former is None and len({max(step, 0) for step in steps}) > 1:
             what = f"the servers go on from steps {', '.join(map(str, steps))}, which differ"
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
             raise ProgramError(what, hint=hint)
@@ -151,6 +155,17 @@ class Client(RequestSender):
             hint = "start the job again from its last checkpoint (step.restore)"
             raise PeerLostError(what, hint=hint)
         return former
+
+    def leave(self) -> None:
+        """Leaves the job between two steps; the others go on without this trainer.
+
+        Raises:
+            ProgramError: the job cannot go on without it.
+        """
+        self._save_last()
+        self.doing("leaving")
+        self.wait([self.request(0, Kind.LEAVE)])
+        self.abandon()
 
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
@@ -252,10 +267,11 @@ class Client(RequestSender):
         Otherwise the restarted server would wait for trainers that ended long ago.
         """
         try:
-            with suppress(JaxfleetError):
+            with suppress(JaxfleetError, MembershipChangedError):
                 self._save_last()
             self._check_s = _CHECK_BYE_S
-            with suppress(JaxfleetError):  # a lost server needs no bye
+            # A lost server needs no bye, nor one whose job goes on without this trainer.
+            with suppress(JaxfleetError, MembershipChangedError):
                 servers = range(len(self.servers))
                 returns_s = self.timeouts.server_return_s
                 limit_s = _BYE_S + (self.timeouts.lost_after_s + returns_s if returns_s else 0.0)
@@ -306,6 +322,8 @@ class Client(RequestSender):
         elif number not in known.repeated or number in known.waiting:
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
+            if message.body.get("error") == "rescaled":
+                raise MembershipChangedError(Membership.of(message.body))
             raise refusal_error(self.me, server, message)
 
     def _check_pending(self, now: float) -> None:
@@ -327,6 +345,7 @@ class Client(RequestSender):
         if self._heartbeat is None:
             return
         limit_s = self.timeouts.lost_after_s + self.timeouts.server_return_s
+        self._look_at_members(self._heartbeat.pulse(0).membership)
         for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
             known.replay.saved(pulse.saved)
@@ -339,6 +358,21 @@ class Client(RequestSender):
                 raise lost_server_error(
                     self.me, server, requests, step=step, limit_s=limit_s, doing=doing
                 )
+
+    def _look_at_members(self, newest: Membership | None) -> None:
+        """Tells all servers when server 0 has decided on other members of the job.
+
+        They then refuse what they cannot answer any more: an operation of this trainer ends only
+        if it cannot end well on any other.
+        """
+        if newest is None or newest.epoch <= self._told_epoch:
+            return
+        self._told_epoch = newest.epoch
+        is_member = newest.number_of(self.me.session) is not None
+        if not is_member or not all(known.is_open for known in self.servers):
+            raise MembershipChangedError(newest)  # it is only about to take another place
+        for server in range(len(self.servers)):
+            self.request(server, Kind.MEMBERS, body=newest.plain())
 
     def _say_hello_again(self, requests: Sequence[PendingRequest]) -> None:
         hellos = [r for r in requests if r.message.kind is Kind.HELLO and not r.is_done]

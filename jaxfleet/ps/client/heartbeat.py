@@ -11,6 +11,7 @@ from itertools import islice
 from jaxfleet.errors import ClosedError
 from jaxfleet.ir.naming import unique
 from jaxfleet.observability import printable, resident_bytes
+from jaxfleet.ps.membership import Membership
 from jaxfleet.transport.messages import Connections, Kind, Message, Network, Plain
 
 _CLOSING_S = 5.0
@@ -28,6 +29,7 @@ class Pulse:
         step: the last step it had applied; -1 if none.
         lost: names of the trainers whose heartbeats timed out.
         saved: the step of its last checkpoint; -1 if none.
+        membership: the job's next or current members, once they have changed.
     """
 
     last_heard_s: float | None = None
@@ -36,6 +38,7 @@ class Pulse:
     step: int = -1
     lost: tuple[str, ...] = ()
     saved: int = -1
+    membership: Membership | None = None
 
 
 class Heartbeat:
@@ -172,4 +175,5 @@ class Heartbeat:
             if isinstance(lost, list)
             else (),
             saved=saved if isinstance(saved, int) else -1,
+            membership=Membership.of(body),
         )

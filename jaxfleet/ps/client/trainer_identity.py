@@ -8,6 +8,7 @@ from importlib import metadata
 
 import numpy as np
 
+from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.consistency import pack_text
 from jaxfleet.transport.messages import PROTOCOL, Plain, Tensor
@@ -24,6 +25,9 @@ class TrainerIdentity:
         text: text of the trainers' program, to show where another differs.
         session: distinguishes this process from a replacement.
         life: how often a process with this number was started again before this one.
+        membership: the members of the job, once they have changed.
+        goes_on: the others go on without a lost trainer.
+        fixed: why the members of the job cannot change; empty if they can.
     """
 
     job: str
@@ -35,6 +39,9 @@ class TrainerIdentity:
     text: str = field(default="", repr=False)
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     life: int = 0
+    membership: Membership = field(default_factory=Membership, repr=False)
+    goes_on: bool = False
+    fixed: str = "it is no job of jf.distribute"
 
     @property
     def name(self) -> str:
@@ -65,6 +72,9 @@ class TrainerIdentity:
             "lost_after_s": timeouts.lost_after_s,
             "step_timeout_s": timeouts.step_timeout_s,
             "trainer_return_s": timeouts.trainer_return_s,
+            "goes_on": self.goes_on,
+            "fixed": self.fixed,
+            **self.membership.plain(),
         }
 
 

@@ -55,6 +55,12 @@ class BlockExecutor:
                 what = f"block {block.index} of '{self.plan.program.name}' is nested too deep"
                 raise ProgramError(what, op=self._last_op(block)) from error
 
+    def take_over(self, other: "BlockExecutor") -> None:
+        """Takes the values of the same variables for other trainers."""
+        self.counts = other.counts
+        self._values = other._values  # noqa: SLF001
+        self.counts.last_s.clear()  # other executables
+
     def assign(self, arrays: Arrays) -> Arrays:
         """Assigns values to variables, and returns them as `run` does."""
         self.counts.copies_in += len(arrays)

@@ -277,6 +277,21 @@ class ServerPlan:
     def merges(self) -> Mapping[str, Merge]:
         return {merge.name: merge for block in self.blocks for merge in block.merges}
 
+    def unlike(self, other: "ServerPlan") -> str | None:
+        """Returns in what the program differs from one for another number of trainers, if so."""
+        mine, theirs = ({n: held.types[n] for n in held.state} for held in (self, other))
+        writes, others = (
+            {block.index: block.lowered.writes for block in held.blocks} for held in (self, other)
+        )
+        if mine != theirs:
+            names = ", ".join(sorted(mine.keys() ^ theirs.keys())) or "types of variables"
+            return f"'{self.program.name}' for {self.trainers} trainers has another state: {names}"
+        if writes != others:
+            return f"'{self.program.name}' for {self.trainers} trainers has other blocks"
+        if self.tables or other.tables or not (self.waits and other.waits):
+            return f"'{self.program.name}' has tables, or trainers that do not wait"
+        return None
+
     def misfit(self, trainer: int, tensors: Iterable[Tensor]) -> str | None:
         """Returns the reason that gradients do not fit this program, if so."""
         for tensor in tensors:

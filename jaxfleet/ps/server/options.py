@@ -43,6 +43,7 @@ class ServerOptions:
         lost_after_s: silence after which a peer is lost.
         step_timeout_s: maximum wait for a live peer.
         connect_s: how long the server waits for the first trainer, unless `step_timeout_s` is more.
+        goes_on: the others go on without a lost trainer; as the first trainer reports by default.
         as_trainers_say: take `lost_after_s` and `step_timeout_s` from the first trainer's hello.
         server_return_s: additional silence allowed to another server, which may be restarted.
         trainer_return_s: how long the trainers wait for a lost one to return, and the server if all
@@ -77,6 +78,7 @@ class ServerOptions:
     save_dirs: tuple[Path, ...] | None = None
     keep: int = 2
     may_leave: bool = False
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lost_after_s", "step_timeout_s"):
@@ -86,6 +88,8 @@ class ServerOptions:
 
     def after_hello(self, body: Mapping[str, Plain]) -> "ServerOptions":
         """Returns the options with the timeouts of the first trainer's hello."""
+        if body.get("goes_on") is True and not self.goes_on:
+            return replace(self, goes_on=True).after_hello(body)
         returns_s = _seconds(body.get("trainer_return_s"), 0.0) or None
         if self.trainer_return_s is None and returns_s is not None:
             return replace(self, trainer_return_s=returns_s).after_hello(body)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from jaxfleet.errors import CheckpointError, JaxfleetError
@@ -17,12 +18,23 @@ _MOST_ANSWERS = 64  # replies kept; a waiting trainer has few requests in flight
 
 
 class RequestError(JaxfleetError):
-    """A request was rejected; the state is unchanged. `code` determines the client's exception."""
+    """A request was rejected; the state is unchanged. `code` determines the client's exception.
 
-    def __init__(self, code: str, what: str, *, hint: str | None = None) -> None:
+    `more` are further fields of the reply.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        hint: str | None = None,
+        more: Mapping[str, Plain] = MappingProxyType({}),
+    ) -> None:
         super().__init__(what)
         self.code = code
         self.hint = hint
+        self.more = more
 
 
 @dataclass(eq=False)
@@ -133,7 +145,7 @@ class Outbox:
         self.errors += 1
         what = refusal.what  # may quote the request, so it is truncated
         what = what if len(what) <= _LONGEST else f"{what[:_LONGEST]} ..."
-        body = {"error": refusal.code, "what": what, "hint": refusal.hint}
+        body = {**refusal.more, "error": refusal.code, "what": what, "hint": refusal.hint}
         self.answer(peer, message, Kind.ERROR, body)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ops import Array
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints, RestoredServer, load_stores
@@ -133,6 +134,7 @@ class RequestRouter:
     Attributes:
         on_load: called when a checkpoint was loaded, which voids all earlier messages.
         is_restored: the state is that of a recovery checkpoint; what came later was lost.
+        is_frozen: no block may run until there is a program for the new members of the job.
     """
 
     outbox: Outbox
@@ -145,6 +147,8 @@ class RequestRouter:
     folders: SaveFolders = field(default_factory=SaveFolders)
     on_load: Callable[[], None] = lambda: None
     is_restored: bool = False
+    is_frozen: bool = False
+    _awaits_program: bool = False
     _keeps_past: bool = False
     _text: str = ""
     _loaded: LoadedProgram | None = None
@@ -229,9 +233,37 @@ class RequestRouter:
         held.replace_stores(stores)
         held.scheduler.restart(0)
 
+    def freeze(self) -> None:
+        """Stops steps: inputs that come later do not count."""
+        self.is_frozen = True
+
+    def begin_epoch(self) -> None:
+        """Waits for the program for other trainers, which replaces this one."""
+        self._awaits_program = True
+        self._own_state.state.clear()
+
+    def _replace(self, plan: ServerPlan) -> None:
+        """Goes on with a program for other trainers, from the values and the step of this one."""
+        old = self.loaded
+        held = self._load(plan).held
+        try:
+            held.take_over(old.held)
+        except ProgramError as error:
+            self._loaded = old
+            raise RequestError("refused", error.what, hint=error.hint) from error
+        self.is_frozen = self._awaits_program = False
+        self._own.saved, self._own.is_wanted = {}, True
+        self.outbox.tasks.append(DeviceTask("compiling", held.compile, lambda _: None))
+
     def define(self, request: Request) -> None:
         """Loads the program; the same program again changes nothing."""
         text = string_field(request.message, "program")
+        if self._awaits_program:
+            self._replace(load_sent_program(text, request.message.tensors, self.cache))
+            self._text = text
+            self.outbox.reply(request, Kind.OK)
+            self.resume_work()
+            return
         if self.held is None:
             held = self._load(load_sent_program(text, request.message.tensors, self.cache)).held
             self._text = text
@@ -343,13 +375,14 @@ class RequestRouter:
         if self._loaded is not None:
             self._pulls.serve(self._loaded.held)
             self._look_ups.serve(self._loaded.held)
-            self._loaded.maintenance.serve()
+            if not self._awaits_program:
+                self._loaded.maintenance.serve()
             self._run()
 
     def _run(self) -> None:
         """Starts the blocks that can run, except during maintenance."""
         loaded = self.loaded
-        if not loaded.maintenance.is_busy:
+        if not loaded.maintenance.is_busy and not self.is_frozen:
             loaded.rows.hand_out()
             loaded.values.hand_out()
 

@@ -41,6 +41,12 @@ class ServerLinks:
         for server in self.others:
             self._kept.setdefault(server, {})[message.step] = message
 
+    def renew(self, program: str) -> None:
+        """Gives the kept partial sums the hash of the program for other trainers."""
+        for steps in self._kept.values():
+            for step, message in steps.items():
+                steps[step] = replace(message, body={**message.body, "program": program})
+
     def kept(self) -> dict[int, Message]:
         """Returns the partial sums that other servers may still request, by step."""
         return {step: m for steps in self._kept.values() for step, m in steps.items()}

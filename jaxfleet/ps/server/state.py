@@ -241,6 +241,21 @@ class ServerState:
         }
         return held
 
+    def take_over(self, other: "ServerState") -> None:
+        """Goes on with the values and the progress of a program for other trainers.
+
+        Raises:
+            ProgramError: the programs differ in more than the number of trainers.
+        """
+        if (misfit := self.plan.unlike(other.plan)) is not None:
+            raise ProgramError(misfit, hint="all trainers run one script, with one strategy")
+        assert isinstance(self.scheduler, SyncScheduler)
+        assert isinstance(other.scheduler, SyncScheduler)
+        self.executor.take_over(other.executor)
+        self.scheduler.take_over(other.scheduler)
+        self.host.update(other.host)
+        self.extras, self.base = other.extras, other.base
+
     @property
     def stores(self) -> list[TableStore]:
         return [table.rows for table in self.tables.values()]

@@ -20,6 +20,7 @@ from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.liveness import LivenessMonitor
+from jaxfleet.ps.server.membership_changes import MembershipChanges
 from jaxfleet.ps.server.metrics import ServerMetrics
 from jaxfleet.ps.server.options import SaveFolders, ServerIdentity, ServerOptions
 from jaxfleet.ps.server.outbox import (
@@ -83,10 +84,12 @@ class ServerCore:
         common = self.outbox, self.trainers, self._router, self._collectives
         self._sessions = TrainerSessions(endpoint, *common, self._me, options.server, record)
         self._liveness = LivenessMonitor(*common, clock())
+        self._changes = MembershipChanges(*common, self._sessions, self._links)
         self._handlers = self._requests()
         if own is not None and (restored := own.restore(self._sessions.note_damage)) is not None:
             self._router.restore(restored)
             self.trainers.restored = restored.job_program
+            self.trainers.expect(self._router.loaded.held.plan.trainers)
             self.trainers.text = self._me.text = restored.retained.text
             self._sessions.resume()
         elif record is not None:
@@ -113,6 +116,8 @@ class ServerCore:
             Kind.STATS: self._stats,
             Kind.PENDING: self._liveness.pending,
             Kind.BYE: self._bye,
+            Kind.LEAVE: self._changes.leave,
+            Kind.MEMBERS: self._changes.told,
         }
 
     @property
@@ -166,14 +171,22 @@ class ServerCore:
             if message.sender.startswith("server "):
                 self._from_server(message)
             elif message.kind is Kind.HELLO:
-                self._sessions.hello(peer, message, self._clock())
+                self._changes.hello(peer, message, self._clock())
+            elif message.kind is Kind.JOIN:
+                self._changes.join(peer, message, self._clock())
             else:
                 self._from_trainer(peer, message)
         except RequestError as refusal:
             self.outbox.error(peer, message, refusal)
         except Exception as error:  # noqa: BLE001  # no message may end the server
             self.outbox.error(peer, message, request_error("failed", error))
+        self._advance()
         return self._carried()
+
+    def _advance(self) -> None:
+        """Goes on with a change of the job's members, unless a task runs."""
+        is_idle = not self._tasks and not self.outbox.tasks
+        self._changes.advance(self._clock(), is_idle=is_idle)
 
     def knows(self, peer: Peer, message: Message) -> bool:
         """Whether a handled message is from a participant in the job.
@@ -194,6 +207,8 @@ class ServerCore:
 
     def tick(self, now: float) -> Replies:
         """Handles the passage of time: lost peers and timeouts."""
+        self._changes.look(now)
+        self._advance()
         self._liveness.look_at_waits(now)
         if self._me.job:  # before the first hello, the others are unknown
             body: dict[str, Plain] = {**self._word(now), "program": self._me.program}
@@ -259,6 +274,7 @@ class ServerCore:
         self._tasks.remove(job)
         if self.failure is None:
             job.then(result)
+        self._advance()
         return self._carried()
 
     def fail(self, job: DeviceTask, error: Exception) -> Replies:
@@ -326,6 +342,7 @@ class ServerCore:
             "step": step,
             "lost": lost,
             "saved": self._router.saved_of(trainer),
+            **self._changes.plain(),
         }
 
     # --- incoming messages ---------------------------------------------------------------------
@@ -345,6 +362,7 @@ class ServerCore:
         trainer, now = self.trainers.id_of(peer), self._clock()
         if message.kind is Kind.HEARTBEAT:  # on a separate connection, without a hello
             self.trainers.beat(peer, message, now)
+            self._changes.beat(message, now)
             self.outbox.answer(
                 peer, message, Kind.HEARTBEAT, self._word(now, trainer_number(message))
             )
@@ -364,6 +382,8 @@ class ServerCore:
         log = self.trainers.by_id[trainer].log
         if log.begin(message):
             handler(Request(peer, message, trainer, now))
+            if message.kind is Kind.PUSH:
+                self._changes.pushed(message, now)
         elif (answer := log.answer(message.number)) is not None:
             self.outbox.out.append((peer, answer))
 

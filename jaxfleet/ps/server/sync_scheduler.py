@@ -74,6 +74,16 @@ class SyncScheduler(Scheduler):
         self._begun = {trainer: later for trainer, later in self._begun.items() if later > step}
         self.rows.restart(step)
 
+    def take_over(self, other: "SyncScheduler") -> None:
+        """Goes on where the scheduler of the same blocks for other trainers stopped.
+
+        Blocks and tables that have run for the current step do not run again.
+        """
+        self.applied, self.wanted = other.applied, other.wanted
+        self.handed, self.done = dict(other.done), dict(other.done)
+        self.duplicates = other.duplicates
+        self.summands.take_over(other.summands)
+
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
         self._note(trainer, step)
         for tensor in tensors:

@@ -163,8 +163,29 @@ class TrainerRegistry:
 
     def of_session(self, message: Message) -> PeerState | None:
         """Returns the sender of a heartbeat, which its session identifies on any connection."""
-        known = self.by_id.get(trainer_number(message))
-        return known if known and known.session == message.body.get("session") else None
+        known, session = self.by_id.get(trainer_number(message)), message.body.get("session")
+        if known is not None and known.session == session:
+            return known
+        return self.process(session) if isinstance(session, str) and session else None
+
+    def process(self, session: str) -> PeerState | None:
+        """Returns a process, whose number may just change."""
+        return next((known for known in self.by_id.values() if known.session == session), None)
+
+    def expect(self, count: int) -> None:
+        """Expects the trainers of the program that a restarted server has, of whatever epoch."""
+        if self.options.trainers is not None:
+            self.options = self._told = replace(self.options, trainers=count)
+
+    def begin_epoch(self, count: int) -> None:
+        """Discards all trainers, for those of another membership, whose hellos follow."""
+        self.restored, self.gone = None, None
+        self.expect(count)
+        options = self.options
+        self.forget()
+        self.options = options
+        self._came.clear()
+        self._moved.clear()
 
     def beat(self, peer: Peer, message: Message, now: float) -> None:
         if (known := self.of_session(message)) is not None:
@@ -187,7 +208,10 @@ class TrainerRegistry:
 
     def patience_s(self) -> float:
         """How long a trainer may be silent before the others fail."""
-        return self.options.lost_after_s + (self.options.trainer_return_s or 0.0)
+        options = self.options
+        if options.goes_on:  # server 0 takes it out of the job after `lost_after_s`
+            return 3 * options.lost_after_s
+        return options.lost_after_s + (options.trainer_return_s or 0.0)
 
     def is_under_way(self, trainer: int) -> bool:
         """Whether other trainers than this one have begun to train."""

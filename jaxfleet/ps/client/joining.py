@@ -1,0 +1,95 @@
+"""Asks to join a job that runs, as one more trainer."""
+
+from collections.abc import Callable, Mapping
+
+from jaxfleet.errors import ConnectError, ProgramError
+from jaxfleet.observability import LongWait
+from jaxfleet.ps.membership import Membership
+from jaxfleet.transport.messages import Connections, Kind, Message, Plain
+
+STRANGER = "a process that is no trainer"  # the sender of its requests
+_ASK_S = 0.5  # how often a process asks again that waits to join
+
+
+def ask_first(
+    lines: Connections,
+    kind: Kind,
+    body: Mapping[str, Plain],
+    *,
+    number: int,
+    clock: Callable[[], float],
+    within_s: float,
+) -> Mapping[str, Plain] | None:
+    """Asks server 0 without a hello; returns its answer, or None if none came.
+
+    Raises:
+        ProgramError: it refuses.
+    """
+    lines.send(0, Message(kind, STRANGER, number=number, body=body))
+    until = clock() + within_s
+    while (left_s := until - clock()) > 0:
+        received = lines.receive(left_s)
+        if received is None or received[1].number != number:
+            continue
+        answer = received[1]
+        if answer.kind is Kind.ERROR:
+            hint = answer.body.get("hint")
+            raise ProgramError(str(answer.body.get("what")), hint=str(hint) if hint else None)
+        return answer.body
+    return None
+
+
+def join_job(
+    lines: Connections,
+    *,
+    job: str,
+    session: str,
+    digest: Callable[[int], str],
+    clock: Callable[[], float],
+    connect_s: float,
+) -> Membership:
+    """Waits until a job has this process as a member, which happens at a step.
+
+    Args:
+        lines: connections to its servers.
+        job: its name.
+        session: identifies this process.
+        digest: returns the hash of its programs for a number of trainers.
+        clock: the time in seconds.
+        connect_s: how long server 0 may be silent.
+
+    Raises:
+        ConnectError: server 0 does not answer.
+        ProgramError: the job's trainers cannot change, or run another program.
+    """
+    count, program, number, heard = 0, "", 0, clock()
+    wait = LongWait(clock)
+    while True:
+        number += 1
+        body: dict[str, Plain] = {"job": job, "session": session, "trainers": count}
+        answer = ask_first(
+            lines, Kind.JOIN, {**body, "program": program},
+            number=number, clock=clock, within_s=2 * _ASK_S,
+        )  # fmt: skip
+        if answer is None:
+            if clock() - heard > connect_s:
+                what = f"server 0 does not answer for {connect_s:.0f} s"
+                raise ConnectError(what, hint="a process joins a job that runs")
+            continue
+        heard = clock()
+        membership = Membership.of(answer)
+        if membership is not None and membership.number_of(session) is not None:
+            return membership
+        now = answer.get("trainers")
+        if isinstance(now, int) and now not in {0, count}:
+            count, program = now, digest(now)
+            heard = clock()
+            continue
+        wait.look(lambda: f"waits to join job '{job}' at a step")
+        _pause(lines, clock, _ASK_S)
+
+
+def _pause(lines: Connections, clock: Callable[[], float], seconds: float) -> None:
+    until = clock() + seconds
+    while (left_s := until - clock()) > 0:
+        lines.receive(left_s)

@@ -1,0 +1,333 @@
+"""Changes of a job's trainers while it runs: some are lost, leave, or join.
+
+Server 0 decides on the next membership, and tells it in heartbeats; trainers tell the other
+servers. From then on a server is *closing*: it runs no more blocks, answers what can be answered,
+and refuses the rest, upon which trainers come again with a hello of the next epoch. When all
+members of it have come, the server begins that epoch, with a program for their number and the
+values and the progress that it has (docs/parameter-servers.md, "Trainers that join and leave").
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.observability.notices import alert
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.server.collectives import CollectiveHandler
+from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
+from jaxfleet.ps.server.request_router import RequestRouter
+from jaxfleet.ps.server.server_links import ServerLinks
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry
+from jaxfleet.ps.server.trainer_sessions import TrainerSessions
+from jaxfleet.transport.messages import Kind, Message, Peer, Plain
+
+_MOST_CANDIDATES = 1024
+_TOGETHER_S = 1.0  # within which trainers leave together
+_CHANGED = "rescaled"  # the error of requests of an epoch that ends
+
+
+@dataclass
+class Candidate:
+    """A process that waits to join, and when it was heard last."""
+
+    heard: float
+
+
+@dataclass
+class MembershipChanges:
+    """The membership of a server's job, and the change that is under way.
+
+    Attributes:
+        current: the membership whose trainers the registry has; without sessions in epoch 0.
+        following: the next one, while the server is closing; None otherwise.
+    """
+
+    outbox: Outbox
+    trainers: TrainerRegistry
+    router: RequestRouter
+    collectives: CollectiveHandler
+    sessions: TrainerSessions
+    links: ServerLinks
+    current: Membership = field(default_factory=Membership)
+    following: Membership | None = None
+    _fixed: str = "none of its trainers has come yet"  # why the members cannot change
+    _arrived: dict[int, tuple[Peer, Message]] = field(default_factory=dict)
+    _candidates: dict[str, Candidate] = field(default_factory=dict)
+    _leaving: set[str] = field(default_factory=set)
+    _begun: int = 0  # the greatest step of pushes
+    _rows: int = 0  # of the whole batch; 0 if unknown
+    _left_at: float = 0.0  # when the last one asked to leave
+    _since: float = 0.0  # when it began to close
+
+    # --- what others ask -----------------------------------------------------------------------
+
+    def hello(self, peer: Peer, message: Message, now: float) -> None:
+        """Admits a trainer to this epoch at once, and to the next when all its members are here.
+
+        Raises:
+            RequestError: it is not a member, or as `TrainerSessions.hello`.
+        """
+        given = Membership.of(message.body) or Membership()
+        if not self.trainers.facts and self.following is None:
+            self.current = given  # the first trainer, also of a server that was started again
+        if given.epoch > self.current.epoch:
+            self._arrive(peer, message, given, now)
+            return
+        if given.epoch < self.current.epoch:
+            raise self._changed(self.current, f"{message.sender} is in none of its places any more")
+        self.sessions.hello(peer, message, now)
+        fixed = message.body.get("fixed")
+        self._fixed = fixed if isinstance(fixed, str) else "its trainers are of another version"
+
+    def _arrive(self, peer: Peer, message: Message, given: Membership, now: float) -> None:
+        session, number = message.body.get("session"), message.body.get("trainer")
+        if not isinstance(session, str) or given.number_of(session) != number:
+            raise RequestError("refused", f"{message.sender} is no member of epoch {given.epoch}")
+        self.close(given, now)
+        assert self.following is not None
+        if given.epoch < self.following.epoch:
+            raise self._changed(self.following, "the members have changed again")
+        if (known := self.trainers.process(session)) is not None:
+            known.heard = now
+        assert isinstance(number, int)
+        self._arrived[number] = peer, message
+
+    def told(self, request: Request) -> None:
+        """Takes the next membership from a trainer, which has it from server 0."""
+        given = Membership.of(request.message.body)
+        if given is None:
+            raise RequestError("bad_message", "no membership is given")
+        self.outbox.reply(request, Kind.OK)
+        self.close(given, request.since)
+
+    def leave(self, request: Request) -> None:
+        """Lets a trainer leave that is between two steps; several at once leave together."""
+        self._check("leave")
+        known = self.trainers.by_id[request.trainer]
+        if not {*self._members()} - self._leaving - {str(known.session)}:
+            raise RequestError("refused", f"{request.message.sender} is the last trainer")
+        self._left_at = request.since
+        self._leaving.add(str(known.session))
+        self.outbox.reply(request, Kind.OK)
+
+    def join(self, peer: Peer, message: Message, now: float) -> None:
+        """Answers a process that is no trainer of the job and may join it.
+
+        Raises:
+            RequestError: the job's members cannot change, or not so.
+        """
+        body = message.body
+        job = self.trainers.facts.get("job")
+        if job is not None and body.get("job") != job:
+            raise RequestError("refused", f"this server is of job '{job}', not '{body.get('job')}'")
+        if self.sessions.server not in {0, None}:
+            raise RequestError("refused", f"{self.outbox.name} decides nothing; server 0 does")
+        self.outbox.answer(peer, message, Kind.OK, self._candidate(body, now))
+
+    def _candidate(self, body: Mapping[str, Plain], now: float) -> dict[str, Plain]:
+        """Notes a process that waits to join once it has the job's program."""
+        session = body.get("session")
+        if not isinstance(session, str) or not session:
+            raise RequestError("bad_message", "a process that joins names its session")
+        for membership in (self.following, self.current):
+            if membership is not None and membership.number_of(session) is not None:
+                return membership.plain()
+        if not self.trainers.facts or self.router.step < 0:
+            return {"trainers": 0}  # not begun yet
+        self._check("join")
+        count = self.trainers.count
+        if body.get("trainers") != count or self.following is not None:
+            return {"trainers": count}
+        if body.get("program") != self.trainers.facts.get("program"):
+            what = f"it has another program for {count} trainers than those of the job"
+            raise RequestError("refused", what, hint="start it with the same script and strategy")
+        if session not in self._candidates and len(self._candidates) >= _MOST_CANDIDATES:
+            raise RequestError("refused", "too many processes wait to join")
+        self._candidates[session] = Candidate(now)
+        return {"trainers": count, "waits": True}
+
+    def beat(self, message: Message, now: float) -> None:
+        """Notes a heartbeat of a process that is not in the registry yet."""
+        candidate = self._candidates.get(str(message.body.get("session")))
+        if candidate is not None:
+            candidate.heard = now
+
+    def pushed(self, message: Message, now: float) -> None:
+        """Lets processes join at the first push of a step: what came before it is over."""
+        rows = message.body.get("rows")
+        self._rows = rows if isinstance(rows, int) and rows else self._rows
+        if message.step > self._begun:
+            self._begun = message.step
+            may_decide = self.sessions.server == 0 and self.following is None and not self._fixed
+            if may_decide and self._is_level():
+                self._admit(now)
+
+    def plain(self) -> dict[str, Plain]:
+        """Returns what heartbeats tell of the membership."""
+        newest = self.following or self.current
+        return newest.plain() if newest.epoch else {}
+
+    def _check(self, what: str) -> None:
+        if self._fixed:
+            raise RequestError("refused", f"no trainer can {what}: {self._fixed}")
+
+    # --- the decision --------------------------------------------------------------------------
+
+    def _is_level(self) -> bool:
+        """Whether this server has applied what trainers did, also if it was started again."""
+        steps = [known.step for known in self.trainers.by_id.values()]
+        return 0 <= self.router.step >= max(steps, default=0) - 1
+
+    def _members(self) -> tuple[str, ...]:
+        """Returns the processes of the newest membership, in order."""
+        newest = self.following or self.current
+        if newest.epoch:
+            return newest.sessions
+        known = self.trainers.by_id
+        return tuple(str(known[number].session) for number in sorted(known))
+
+    def _is_lost(self, session: str, now: float) -> bool:
+        known = self.trainers.process(session) or self._candidates.get(session)
+        return known is None or now - known.heard > self.trainers.options.lost_after_s
+
+    def _decide(self, now: float) -> None:
+        """Takes processes out of the job that are lost, or want to leave."""
+        members = self._members()
+        lost = set()
+        if self.trainers.options.goes_on and len(self.trainers.by_id) == self.trainers.count:
+            lost = {session for session in members if self._is_lost(session, now)}
+        stay = [session for session in members if session not in lost | self._leaving]
+        if not stay or len(stay) == len(members) or not self._is_level():
+            return
+        if not lost and self._rows % len(stay) and now - self._left_at < _TOGETHER_S:
+            return  # more may leave at this step, so that the rest can share the batch
+        for session in sorted(lost):
+            alert(f"{self.outbox.name}: {self._named(session, now)}; the job goes on without it")
+        self._announce(stay, now)
+
+    def _is_over(self, now: float) -> bool:
+        """Whether a trainer has left at its end, so all steps are over: the lost ones have, too."""
+        known = self.trainers.by_id
+        if not (self.trainers.options.goes_on and any(each.left for each in known.values())):
+            return False
+        for number, each in known.items():
+            if self.trainers.is_lost(number, now):
+                each.left = True
+                alert(f"{self.outbox.name}: trainer {number} was lost at the end: {each.doing}")
+        return True
+
+    def _named(self, session: str, now: float) -> str:
+        for number, known in self.trainers.by_id.items():
+            if known.session == session:
+                return f"trainer {number} is lost, {known.text(now)}"
+        return "a process that was joining is lost"
+
+    def _admit(self, now: float) -> None:
+        """Lets candidates join that can have an equal part of the batch."""
+        members = self._members()
+        here = [s for s in self._candidates if not self._is_lost(s, now)]
+        count = self._divisor(len(members) + len(here))
+        if count > len(members):
+            self._announce([*members, *here[: count - len(members)]], now)
+
+    def _divisor(self, most: int) -> int:
+        """Returns the greatest number of trainers that can share the batch."""
+        return next((n for n in range(most, 1, -1) if self._rows % n == 0), 1)
+
+    def _announce(self, sessions: Sequence[str], now: float) -> None:
+        """Decides; those that cannot have an equal part of the batch leave."""
+        epoch = (self.following or self.current).epoch + 1
+        stay = tuple(sessions[: self._divisor(len(sessions))])
+        known = {str(each.session) for each in self.trainers.by_id.values()}
+        before = self.following.dismissed if self.following is not None else ()
+        gone = sorted({*before, *sessions} & known - {*stay})
+        self.close(Membership(epoch, stay, tuple(gone)), now)
+
+    # --- the change ----------------------------------------------------------------------------
+
+    def close(self, membership: Membership, now: float) -> None:
+        """Ends the current epoch: what cannot be answered any more is refused."""
+        newest = self.following or self.current
+        if membership.epoch <= newest.epoch or not membership.sessions:
+            return
+        self.following, self._since = membership, now
+        arrived, self._arrived = self._arrived, {}
+        for peer, message in arrived.values():
+            self.outbox.error(peer, message, self._changed(membership, "the members change again"))
+        self.router.freeze()
+
+    def _changed(self, membership: Membership, why: str) -> RequestError:
+        return RequestError(
+            _CHANGED, f"the trainers of the job change: {why}", more=membership.plain()
+        )
+
+    def look(self, now: float) -> None:
+        """Decides about lost trainers, and ends a change that cannot be completed."""
+        patience = self.trainers.options.lost_after_s
+        for session in [s for s, c in self._candidates.items() if now - c.heard > 3 * patience]:
+            del self._candidates[session]
+        if not self._is_over(now) and self.sessions.server == 0 and not self._fixed:
+            self._decide(now)
+        if self.following is not None:
+            self._look_at_closing(now)
+
+    def _look_at_closing(self, now: float) -> None:
+        assert self.following is not None
+        options = self.trainers.options
+        absent = [n for n in range(len(self.following.sessions)) if n not in self._arrived]
+        limit = options.step_timeout_s if options.goes_on else options.lost_after_s
+        for number in absent:
+            session = self.following.sessions[number]
+            known = self.trainers.process(session)
+            silent = known is not None and now - known.heard > options.lost_after_s
+            if (silent and not options.goes_on) or now - self._since > max(
+                limit, options.step_timeout_s
+            ):
+                what = f"trainer {number} of {len(self.following.sessions)} did not come when the "
+                refusal = RequestError("peer_lost", f"{what}trainers of the job changed")
+                arrived, self._arrived = self._arrived, {}
+                for peer, message in arrived.values():
+                    self.outbox.error(peer, message, refusal)
+                return
+
+    def advance(self, now: float, *, is_idle: bool) -> None:
+        """Refuses what cannot be answered; begins the next epoch when all its members are here."""
+        if self.following is None or not is_idle:
+            return
+        self._refuse_rest(self.following)
+        if len(self._arrived) == len(self.following.sessions):
+            self._begin(now)
+
+    def _refuse_rest(self, membership: Membership) -> None:
+        refusal = self._changed(membership, "begin this operation again")
+        for request in self.router.waiting():
+            self.outbox.refuse(request, refusal)
+            self.router.drop(request)
+        for meeting in self.collectives.waiting():
+            for request in meeting.requests.values():
+                self.outbox.refuse(request, refusal)
+            self.collectives.drop(meeting)
+
+    def _begin(self, now: float) -> None:
+        """Begins the next epoch."""
+        assert self.following is not None
+        before, members = self.trainers.count, len(self.following.sessions)
+        self.current, self.following = self.following, None
+        arrived, self._arrived = self._arrived, {}
+        self._leaving -= {*self.current.sessions}
+        self._begun = self.router.step
+        for session in self.current.sessions:
+            self._candidates.pop(session, None)
+        self.trainers.begin_epoch(members)
+        self.collectives.forget_strangers()
+        self.router.begin_epoch()
+        for number in sorted(arrived):
+            peer, message = arrived[number]
+            try:
+                self.hello(peer, message, now)
+            except RequestError as refusal:
+                self.outbox.error(peer, message, refusal)
+        self.links.renew(self.sessions.me.program)
+        alert(
+            f"{self.outbox.name}: from step {self.router.step + 1} on, {members} trainers instead "
+            f"of {before}"
+        )
