@@ -66,7 +66,8 @@ class DistributedStrategy:
         connect_s: trainers: deadline in seconds for the first answer of all servers.
         on_trainer_lost: what a job does if a trainer is lost: `fail` ends it with an error; `wait`
             lets a new process take its place, from the step that the old one was computing
-            (docs/parameter-servers.md). Only with communication `sync`.
+            (docs/parameter-servers.md); `continue` lets the others go on at the next step, the
+            batch cut over them. The latter two only with communication `sync`.
         trainer_return_s: `wait`: how long the others wait for a lost trainer, in seconds.
         replay_bytes: trainers: bytes of pushes to keep, for all servers together, to replay to a
             restarted server; beyond that servers write checkpoints. They also write them before
@@ -140,7 +141,7 @@ class DistributedStrategy:
     lost_after_s: float = 10.0
     step_timeout_s: float = 600.0
     connect_s: float = 120.0
-    on_trainer_lost: Literal["fail", "wait"] = "fail"
+    on_trainer_lost: Literal["fail", "wait", "continue"] = "fail"
     trainer_return_s: float = 60.0
     replay_bytes: int = 1 << 28
     communication: Literal["sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd"] = (
@@ -279,13 +280,11 @@ def _check_budget(budget: float | None) -> None:
 
 def _check_trainer_lost(strategy: DistributedStrategy) -> None:
     how: str = strategy.on_trainer_lost
-    if how == "continue":
-        what = "strategy: on_trainer_lost='continue' is not built: no job goes on without a trainer"
-        raise StrategyError(what, hint="on_trainer_lost='wait' lets a lost trainer come back")
-    _check_choice("on_trainer_lost", how, ("fail", "wait"))
-    if how == "wait" and strategy.communication != "sync":
-        what = f"strategy: on_trainer_lost='wait' with communication {strategy.communication!r}"
-        raise StrategyError(what, hint="trainers come back in communication 'sync' only")
+    _check_choice("on_trainer_lost", how, ("fail", "wait", "continue"))
+    if how != "fail" and strategy.communication != "sync":
+        what = f"strategy: on_trainer_lost={how!r} with communication {strategy.communication!r}"
+        does = "trainers come back" if how == "wait" else "jobs go on without a trainer"
+        raise StrategyError(what, hint=f"{does} in communication 'sync' only")
 
 
 def _check_communication(strategy: DistributedStrategy) -> None:

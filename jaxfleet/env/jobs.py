@@ -13,6 +13,7 @@ from jaxfleet.env.variables import (
     INSECURE,
     IP,
     JOB,
+    JOINS,
     LAUNCH_ID,
     MEETING_DIR,
     OF_CLUSTERS,
@@ -167,6 +168,7 @@ class PserverRole:
         launch_id: `JAXFLEET_LAUNCH_ID`; distinguishes launches of the job.
         restart: `JAXFLEET_RESTART`; how often this process, alone or with the whole job, was
             started again: a trainer's life, the greater the newer.
+        joins: `JAXFLEET_JOINS`; this process is one more trainer of a job that runs already.
     """
 
     role: Literal["trainer", "pserver"]
@@ -183,6 +185,7 @@ class PserverRole:
     save_dirs: tuple[Path, ...] = ()
     launch_id: str | None = None
     restart: int = 0
+    joins: bool = False
 
     @property
     def own_checkpoints(self) -> Path | None:
@@ -218,6 +221,7 @@ def read_cluster() -> PserverRole | None:
         save_dirs=job.save_dirs,
         launch_id=get(LAUNCH_ID) or None,
         restart=read_restart(),
+        joins=get(JOINS) not in {"", "0"},
     )
 
 
@@ -256,6 +260,7 @@ def cluster_environment(cluster: PserverRole) -> dict[str, str]:
         INSECURE: "1" if cluster.insecure else None,
         LAUNCH_ID: cluster.launch_id,
         RESTART: cluster.restart or None,
+        JOINS: "1" if cluster.joins else None,
         SAVE_DIR: os.pathsep.join(map(str, cluster.save_dirs)) or None,
     }
     return kept | {name: str(value) for name, value in settings.items() if value is not None}

@@ -16,6 +16,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "JAXFLEET_DUMP_UNTIL_COMPILED": "`1` ends a script at its first step",
         "JAXFLEET_INSECURE": "`1` lets a server start without a secret",
         "JAXFLEET_JOB": "name of the job, which distinguishes jobs that share a network",
+        "JAXFLEET_JOINS": "`1`: this process joins a job with servers that runs already",
         "JAXFLEET_LAUNCH_ID": "distinguishes launches of one job; `jaxfleet launch` sets it",
         "JAXFLEET_MEETING_DIR": "shared folder in which the processes of a job meet",
         "JAXFLEET_METRICS_HOST": "address of metrics of servers and ranks; 127.0.0.1 by default",

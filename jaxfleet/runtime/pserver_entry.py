@@ -9,19 +9,14 @@ from jaxfleet.capture import Captured
 from jaxfleet.env import PeriodicSaves, PserverRole, read_cluster
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.observability import spans_of
 from jaxfleet.ops.user_frames import warn_at_caller
-from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.connected_client import connected_client
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.ps.server.process import job_network, serve
+from jaxfleet.ps.server.process import serve
 from jaxfleet.report import of_program
+from jaxfleet.runtime.job_places import JobPlaces
 from jaxfleet.runtime.pserver_job import (
-    JobPrograms,
     example_of,
-    membership,
     programs_for,
-    timeouts_of,
     undivided_job,
 )
 from jaxfleet.runtime.step_html import Explanation, step_html
@@ -29,7 +24,6 @@ from jaxfleet.runtime.step_view import write_view
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
-from jaxfleet.transport.buffers import keep_freed_memory
 
 
 def job_step(
@@ -60,43 +54,14 @@ def job_step(
         dump_dir=dump_dir,
     )
     example = example_of(captured, strategy, cluster.trainers)
-    connect = _Connect(cluster, strategy)
-    step = TrainerStep(captured, strategy, programs, connect, example=example)
+    places = JobPlaces(cluster, strategy)
+    step = TrainerStep(captured, strategy, programs, places.first, example=example, scaling=places)
     if trainer == 0 and (why := undivided_job(step.dumps)) is not None:
         warn_at_caller(
             f"'{captured.program.name}' is not divided: each of {cluster.trainers} trainers does "
             f"all of the work, since {why}"
         )
     return step
-
-
-class _Connect:
-    """Creates a trainer's client of the servers of its job."""
-
-    def __init__(self, cluster: PserverRole, strategy: DistributedStrategy) -> None:
-        self.cluster, self.strategy = cluster, strategy
-
-    def __call__(self, job: JobPrograms) -> Client:
-        cluster, trainer = self.cluster, self.cluster.trainer_id
-        assert trainer is not None
-        keep_freed_memory()
-        network = job_network(cluster.secret_file)
-        me = membership(
-            job,
-            name=cluster.job,
-            trainer=trainer,
-            trainers=cluster.trainers,
-            endpoints=cluster.endpoints,
-            life=cluster.restart,
-        )
-        returns = cluster.server_return_s
-        return connected_client(
-            network,
-            me,
-            timeouts_of(self.strategy, server_return_s=returns),
-            replay_bytes=self.strategy.replay_bytes if returns else 0,
-            spans=spans_of(me.name),
-        )
 
 
 def serve_job(cluster: PserverRole, strategy: DistributedStrategy) -> int:

@@ -53,6 +53,10 @@ class RemoteState:
         mine = {variable.name for variable in self.mine}
         return [leaf.name for leaf in self._leaves if leaf.name in self._mine - mine]
 
+    def held_names(self) -> frozenset[str]:
+        """Returns the leaves that trainers have, of whatever kind."""
+        return frozenset(leaf.name for leaf in self._leaves if leaf.name in self._mine)
+
     def held(self, leaves: Sequence[Any]) -> dict[str, Any]:
         pairs = zip(self._leaves, leaves, strict=True)
         return {leaf.name: value for leaf, value in pairs if leaf.name in self._mine}

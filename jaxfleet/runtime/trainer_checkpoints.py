@@ -1,6 +1,6 @@
 """Checkpoints of a trainer's step: saving, restoring, and returning to a job that goes on."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic
@@ -18,11 +18,12 @@ from jaxfleet.runtime.pserver_checkpoint import agree, meet, restore_job, save_j
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.step_state import NewestState
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
+from jaxfleet.runtime.trainer_membership import ChangingTrainer
 from jaxfleet.runtime.training_step import State
 from jaxfleet.strategy import DistributedStrategy
 
 
-class TrainerCheckpoints(ABC, Generic[State]):
+class TrainerCheckpoints(ChangingTrainer, Generic[State]):
     """What a `TrainerStep` does with checkpoints, and with the state of a process before it.
 
     Attributes:
@@ -63,7 +64,9 @@ class TrainerCheckpoints(ABC, Generic[State]):
             saves,
             self.captured.program.name,
             save=lambda path, state, _: self.save(path, state),
-            agree=lambda what, number, error: agree(self.client, what, error, number),
+            agree=lambda what, number, error: self._through_changes(
+                lambda: agree(self.client, what, error, number)
+            ),
             is_first=lambda: self._is_first,
         )
 
@@ -88,6 +91,13 @@ class TrainerCheckpoints(ABC, Generic[State]):
         client = self.client
         if self._newest.is_made_of(leaves):
             return state, client.step
+        if self._joined is not None:
+            self._newest.check(leaves, tree)
+            self._newest.leaves = self._take_joined()
+            if self._saver is not None:
+                self._saver.resume(client.step)
+            joined: State = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
+            return joined, client.step
         former = client.former
         if self._newest.leaves:
             return state, 0
@@ -133,10 +143,15 @@ class TrainerCheckpoints(ABC, Generic[State]):
             FeedError: it does not match the example, or has handles of an earlier step.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
+        self._through_changes(lambda: self._save(Path(path).absolute(), leaves, tree, data))
+
+    def _save(
+        self, path: Path, leaves: list[Any], tree: Any, data: Mapping[str, int] | None
+    ) -> None:
         if not self._newest.is_made_of(leaves):
             leaves = self._newest.leaves = self._given(leaves, tree)
         self._pace.flush()
-        save_job(self.client, self._served, Path(path).absolute(), leaves, data)
+        save_job(self.client, self._served, path, leaves, data)
 
     def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, written in any mode; collective.
@@ -147,6 +162,12 @@ class TrainerCheckpoints(ABC, Generic[State]):
         Raises:
             CheckpointError: there is no checkpoint, or it is damaged or of another step.
         """
+        leaves = self._through_changes(lambda: self._restored(path))
+        tree = self.captured.signature.state_tree
+        restored: State = jax.tree_util.tree_unflatten(tree, leaves)
+        return restored
+
+    def _restored(self, path: str | Path) -> list[Any]:
         client = self.client
         self._refuse_if_returned("restores a checkpoint")
         self._pace.flush()
@@ -157,12 +178,15 @@ class TrainerCheckpoints(ABC, Generic[State]):
         if self._saver is not None:
             self._saver.resume(client.step)
         self._pace.restart(self._served.held(leaves))
-        tree = self.captured.signature.state_tree
-        restored: State = jax.tree_util.tree_unflatten(tree, leaves)
-        return restored
+        return leaves
 
     def _refuse_if_returned(self, what: str) -> None:
         """Rejects what only trainers of a new job may do, in one that returns to its job."""
+        if self._joined is not None:
+            raise FeedError(
+                f"this process joins a job after step {self.client.step}, and {what}",
+                hint="begin with `state, done = step.resume(state)`, and go on with batches[done:]",
+            )
         former = self.client.former
         if former is not None and former.done > 0 and not self._newest.leaves:
             raise FeedError(

@@ -156,8 +156,9 @@ class TrainerConnection:
             self._client = self._connect()
             self._process = os.getpid()
             atexit.register(self.close)  # a script that ends has no more gradients to send
-            self.found = self._client.open()
-            self._client.step = max(self.found, 0) if self._client.former is None else 0
+            if not self._client.servers[0].is_open:  # a process that has joined is connected
+                self.found = self._client.open()
+                self._client.step = max(self.found, 0) if self._client.former is None else 0
             self._pace.open(self._client)
         return self._client
 
@@ -173,6 +174,10 @@ class TrainerConnection:
         if self._trained is None:
             self._trained = self._pace.tables(self.tables, self._specs)
         return self._trained
+
+    def replace(self, client: Client) -> None:
+        """Goes on with the client of another place in the job."""
+        self._client, self._tables, self._trained = client, None, None
 
     def close(self) -> None:
         """Flushes this trainer's updates, and disconnects."""

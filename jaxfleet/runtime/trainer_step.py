@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
+from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.memory_report import fitting
 from jaxfleet.runtime.metrics_log import Logging
@@ -26,7 +27,7 @@ from jaxfleet.runtime.pserver_checkpoint import (
     meet,
     shrink_table,
 )
-from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.runtime.pserver_job import JobPrograms, example_of
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
 from jaxfleet.runtime.step_inputs import compare_batches
@@ -36,6 +37,7 @@ from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_checkpoints import TrainerCheckpoints
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
+from jaxfleet.runtime.trainer_membership import Scaling, why_fixed
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.runtime.transpile import end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
@@ -67,24 +69,22 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         *,
         example: Program,
         cache: ExecutableCache | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         self.captured, self.strategy = captured, strategy
-        self._cache = cache = cache if cache is not None else ExecutableCache()
-        programs = fitting(programs, strategy, captured.signature.rows, cache)
-        self._job = programs(example)
+        self._cache = cache if cache is not None else ExecutableCache()
+        self._scaling, self._joined, self._leaves = scaling, None, False
+        self._compares = False
+        self._take(programs, example)
         if self._job.dumps.folder is not None:
             add_to_dump(self._job.dumps.folder, self._history())
-        self._pace = TrainerSync(self._job.trainer, cache)
-        self._batches = TrainerBatches(
-            captured, self._job, example, is_local=strategy.batch == "local",
-            programs=programs, pace=self._pace,
-        )  # fmt: skip
         specs = specs_of(captured.program)
+        if strategy.on_trainer_lost == "continue" and (why := why_fixed(captured, strategy)):
+            raise StrategyError(f"on_trainer_lost='continue': {why}", hint=_NO_RETURN)
         if specs and strategy.returns_s is not None:
             what = f"on_trainer_lost='wait' with a step that looks up '{specs[0].name}'"
             raise StrategyError(what, hint=_NO_RETURN)
-        self._lines = TrainerConnection(lambda: self._connected(connect), self._pace, specs)
-        self._served = RemoteState(captured, self._job)
+        self._lines = TrainerConnection(lambda: self._enter(connect), self._pace, specs)
         self._newest = NewestState(captured)
         self._scalars = ScalarMetrics(is_shared=True)  # heartbeats report them
         self._finite = FiniteWatch(
@@ -95,17 +95,36 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             waits=lambda: self._pace.is_sync,
         )
         self._saver: PeriodicSaver | None = None
-        self._keeper = OwnStateKeeper(self._served, waits=strategy.returns_s is not None)
         self._has_run = False
         # Only in sync mode do all trainers reach their first steps together.
         self._compares = (
             self._pace.is_sync and strategy.batch == "global" and self._job.trainers > 1
         )
 
-    def _connected(self, connect: Callable[[JobPrograms], Client]) -> Client:
+    def _take(self, programs: Programs, example: Program) -> None:
+        """Takes the programs of a place in the job, and what is made of them."""
+        captured, strategy, cache = self.captured, self.strategy, self._cache
+        programs = fitting(programs, strategy, captured.signature.rows, cache)
+        self._job = programs(example)
+        self._pace = TrainerSync(self._job.trainer, cache)
+        self._batches = TrainerBatches(
+            captured, self._job, example, is_local=strategy.batch == "local",
+            programs=programs, pace=self._pace,
+        )  # fmt: skip
+        self._served = RemoteState(captured, self._job)
+        self._keeper = OwnStateKeeper(self._served, waits=strategy.returns_s is not None)
+
+    def _take_programs(self, programs: Programs, trainers: int) -> None:
+        self._take(programs, example_of(self.captured, self.strategy, trainers))
+
+    def _prepared(self, client: Client) -> Client:
         """Returns a client whose heartbeats report this step's scalar metrics."""
-        client = connect(self._job)
         client.publish(self._newest_scalars)
+        fixed = why_fixed(self.captured, self.strategy)
+        if self._scaling is None:
+            fixed = "all its processes run in one"
+        goes_on = self.strategy.on_trainer_lost == "continue"
+        client.me = replace(client.me, fixed=fixed, goes_on=goes_on)
         return client
 
     def _newest_scalars(self) -> tuple[int, Mapping[str, float]]:
@@ -139,7 +158,31 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
         end_if_only_dumping()
+        if self._leaves:
+            self._leave()
+        metrics = self._through_changes(lambda: self._computed(leaves, tree, data, rows))
+        state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
+        self._through_changes(self._save_own)
+        if self._saver is not None:
+            self._saver.after_step(state, self.client.step if self._pace.is_sync else None)
+        return state, metrics
+
+    def _computed(self, leaves: list[Any], tree: Any, data: list[Any], rows: int) -> Metrics:
+        """Computes one step; if it is interrupted, as if it had not begun."""
         client = self.client
+        done = client.step
+        try:
+            return self._compute(client, leaves, tree, data, rows)
+        except MembershipChangedError:
+            client.step = done
+            raise
+
+    def _save_own(self) -> None:
+        self._served.save_own(self.client, is_sync=self._pace.is_sync)
+
+    def _compute(
+        self, client: Client, leaves: list[Any], tree: Any, data: list[Any], rows: int
+    ) -> Metrics:
         variant = self._batches.variant(rows, client, self._lines.trained)
         leaves = self._given(leaves, tree)
         if self._compares:
@@ -154,15 +197,11 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         self._has_run = True
         self._newest.leaves = self._served.leaves(new)
         self._keeper.keep(client, self._newest.leaves)
-        metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
+        metrics: Metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         self._scalars.note(fetched, variant.captured.metrics, at_least=client.step)
-        self._served.save_own(client, is_sync=self._pace.is_sync)
         finite = variant.trainer.finite
         self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves, finite)
-        state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
-        if self._saver is not None:
-            self._saver.after_step(state, client.step if self._pace.is_sync else None)
-        return state, metrics
+        return metrics
 
     def pull(self, state: State) -> State:
         """Returns the state with values instead of handles.
@@ -193,7 +232,9 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         self._pace.flush()
         if not self._pace.is_sync:  # this trainer's last received values may be older
             wanted += [name for name in self._served.params if name in set(names.values())]
-        values = self._served.pull(self.client, wanted) if wanted else {}
+        values: Mapping[str, Any] = {}
+        if wanted:
+            values = self._through_changes(lambda: self._served.pull(self.client, wanted))
         return {at: values.get(name, leaves[at]) for at, name in names.items()}
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
@@ -243,6 +284,9 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
 
         By `trainer`, `servers` (a list) and `tables` (by name).
         """
+        return self._through_changes(self._counted)
+
+    def _counted(self) -> dict[str, Any]:
         client = self.client
         asked = [client.request(n, Kind.STATS) for n in range(len(client.me.endpoints))]
         client.wait(asked)

@@ -1,0 +1,253 @@
+"""A trainer's place in a job whose trainers change: they are lost, leave or join at a step.
+
+An operation of the step (a call, a save, a pull) that the change interrupts is begun again in the
+new place. It is interrupted on all trainers or on none, so all begin the same one again.
+"""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.errors import FeedError, PeerLostError
+from jaxfleet.lower.host_transfer import to_device
+from jaxfleet.observability.notices import alert
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.membership import Membership, MembershipChangedError
+from jaxfleet.runtime.checkpointing import on_host
+from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.runtime.remote_state import RemoteState
+from jaxfleet.runtime.step_state import Handle, NewestState
+from jaxfleet.runtime.trainer_batches import Programs
+from jaxfleet.runtime.trainer_connection import TrainerConnection
+from jaxfleet.strategy import DistributedStrategy
+from jaxfleet.transport.messages import Kind, Tensor
+
+_Result = TypeVar("_Result")
+_NEW = -1  # the step that a process reports which joins
+
+
+class Departure(SystemExit):
+    """This trainer has left its job, which goes on without it: its process ends, with code 0."""
+
+
+class Scaling(Protocol):
+    """Makes what a process needs for another place in its job."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether this process is no trainer of the job yet."""
+        ...
+
+    def programs(self, trainer: int, trainers: int) -> Programs:
+        """Returns what makes the programs of a trainer, of a number of trainers."""
+        ...
+
+    def connect(self, job: JobPrograms, membership: Membership, session: str) -> Client:
+        """Returns the client of a member."""
+        ...
+
+    def join(self, session: str, digest: Callable[[int], str]) -> Membership:
+        """Waits until the job has this process as a member.
+
+        Args:
+            session: identifies it.
+            digest: returns the hash of the programs for a number of trainers.
+        """
+        ...
+
+
+def why_fixed(captured: Captured, strategy: DistributedStrategy) -> str:
+    """Returns why the trainers of a job cannot change while it runs; empty if they can."""
+    if strategy.communication != "sync":
+        return f"they can in communication 'sync', not '{strategy.communication}'"
+    if strategy.batch == "local":
+        return "with batch='local' the whole batch would change with their number"
+    if captured.program.attrs.get("tables"):
+        return "its step looks up tables, whose trainers cannot change yet"
+    if strategy.on_trainer_lost == "wait":
+        return "with on_trainer_lost='wait' lost trainers are waited for"
+    if "compress_sends" in strategy.passes:
+        return "trainers keep what compressed gradients leave out"
+    return ""
+
+
+def _check_level(client: Client) -> None:
+    """Rejects servers that have lost steps: they were started again when the trainers changed."""
+    for number, known in enumerate(client.servers):
+        if known.step < client.step:
+            what = f"{client.me.server_name(number)} was started again while the trainers changed"
+            what = f"{what}, and is at step {known.step} of {client.step}"
+            raise PeerLostError(what, hint="start the job again from its last checkpoint")
+
+
+class ChangingTrainer(ABC):
+    """What a `TrainerStep` does when the trainers of its job change."""
+
+    captured: Captured
+    strategy: DistributedStrategy
+    _job: JobPrograms
+    _lines: TrainerConnection
+    _newest: NewestState
+    _served: RemoteState
+    _scaling: Scaling | None
+    _compares: bool
+    _leaves: bool
+    _joined: Mapping[str, Any] | None  # the state that a process receives which joins
+
+    @property
+    @abstractmethod
+    def client(self) -> Client: ...
+
+    @abstractmethod
+    def _take_programs(self, programs: Programs, trainers: int) -> None:
+        """Replaces the programs, and all that is made of them."""
+
+    @abstractmethod
+    def _prepared(self, client: Client) -> Client:
+        """Returns a client that reports what this step knows."""
+
+    def leave(self) -> None:
+        """Lets this trainer leave the job before its next step; the others go on without it.
+
+        That step raises `SystemExit`, which ends the script with code 0. The batch is cut over the
+        trainers that stay. May be called in the handler of a signal.
+        """
+        self._leaves = True
+
+    def _leave(self) -> None:
+        """Leaves the job, which must be able to go on without this trainer."""
+        self._through_changes(self.client.leave)
+        self._lines.abandon()
+        raise Departure(0)
+
+    def _through_changes(self, operation: Callable[[], _Result]) -> _Result:
+        """Runs an operation, again in a new place if the members of the job change meanwhile."""
+        while True:
+            try:
+                return operation()
+            except MembershipChangedError as change:
+                self._change(change.membership)
+
+    def _change(self, membership: Membership | None) -> None:
+        while membership is not None:
+            try:
+                self._move(membership)
+            except MembershipChangedError as again:
+                membership = again.membership
+            else:
+                return
+        what = "the trainers of the job change, and no server named the new ones"
+        raise PeerLostError(what, hint="all processes must run one version of jaxfleet")
+
+    def _move(self, membership: Membership) -> None:
+        """Takes this trainer's place among other members, after the step that it has done."""
+        old = self.client
+        number = membership.number_of(old.me.session)
+        if number is None:
+            self._end(membership, old)
+        assert number is not None
+        assert self._scaling is not None
+        old.doing(f"becoming trainer {number} of {len(membership.sessions)}")
+        if number != old.me.trainer:
+            alert(f"{old.me.name} is trainer {number} from step {old.step + 1} on")
+        count = len(membership.sessions)
+        self._take_programs(self._scaling.programs(number, count), count)
+        client = self._prepared(self._scaling.connect(self._job, membership, old.me.session))
+        try:
+            client.open()
+            client.resume(old.step)
+            _check_level(client)
+            self._meet(client, old.step)
+        except BaseException:
+            client.abandon()
+            raise
+        self._lines.replace(client)
+        old.abandon()
+
+    def _end(self, membership: Membership, old: Client) -> None:
+        """Ends this trainer, which is not among the members of the job any more."""
+        self._lines.abandon()
+        if old.me.session in membership.dismissed:
+            alert(f"{old.me.name} leaves after step {old.step}: the job has fewer trainers")
+            raise Departure(0)
+        what = f"{old.me.name} was taken out of the job after step {old.step}: it had been silent"
+        raise PeerLostError(what, hint="lost_after_s says how long a trainer may be silent")
+
+    def _enter(self, connect: Callable[[JobPrograms], Client]) -> Client:
+        """Returns the client of this process, which joins the job first if it is not in it yet."""
+        scaling = self._scaling
+        if scaling is None or not scaling.joins:
+            return self._prepared(connect(self._job))
+        session = secrets.token_hex(8)
+
+        def digest(trainers: int) -> str:
+            self._take_programs(scaling.programs(0, trainers), trainers)
+            return self._job.digest
+
+        membership: Membership | None = None
+        while True:
+            number = membership.number_of(session) if membership is not None else None
+            if membership is None or number is None:
+                membership = scaling.join(session, digest)
+                continue
+            count = len(membership.sessions)
+            self._take_programs(scaling.programs(number, count), count)
+            client = self._prepared(scaling.connect(self._job, membership, session))
+            try:
+                client.open()
+                self._joined = self._meet(client, _NEW)
+            except MembershipChangedError as again:
+                client.abandon()
+                membership = again.membership
+            except BaseException:
+                client.abandon()
+                raise
+            else:
+                self._compares = False
+                return client
+
+    def _meet(self, client: Client, step: int) -> Mapping[str, Any] | None:
+        """Waits for all members; gives the state to those that are new.
+
+        Returns the state for a process that is, by name.
+        """
+        steps = Tensor("steps", np.array([step], np.int64))
+        body = {"key": f"epoch {client.me.membership.epoch}", "how": "gather"}
+        met = client.request(0, Kind.REDUCE, step=0, body=body, tensors=[steps])
+        client.wait([met])
+        assert met.answer is not None
+        found = {int(each) for each in np.ravel(met.answer.tensors[0].array)}
+        if len(found - {_NEW}) != 1:
+            what = f"the trainers go on after steps {', '.join(map(str, sorted(found)))}"
+            raise PeerLostError(f"{what}, which differ", hint="start the job again")
+        (done,) = found - {_NEW}
+        if _NEW in found and client.me.trainer == 0:
+            names = [leaf.name for leaf in self.captured.signature.state]
+            pairs = zip(names, self._newest.leaves, strict=True)
+            tensors = [Tensor(n, on_host(x)) for n, x in pairs if not isinstance(x, Handle)]
+            client.wait([client.request(0, Kind.KEEP, step=done, tensors=tensors)])
+        if step != _NEW:
+            return None
+        client.resume(done)
+        asked = client.request(0, Kind.RECALL)
+        client.wait([asked])
+        assert asked.answer is not None
+        variables = self.captured.program.variables
+        return {
+            tensor.name: to_device(np.array(tensor.array), variables[tensor.name].dtype)[0]
+            for tensor in asked.answer.tensors
+            if tensor.name in variables
+        }
+
+    def _take_joined(self) -> list[Any]:
+        """Returns the leaves of the state with which this process joined."""
+        assert self._joined is not None
+        values, self._joined = self._joined, None
+        if missing := self._served.held_names() - values.keys():
+            what = f"the state of the job lacks {', '.join(sorted(missing))}"
+            raise FeedError(what, hint="start it with the same script and strategy")
+        return self._served.leaves(values)
