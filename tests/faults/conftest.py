@@ -15,7 +15,7 @@ Undisturbed = Callable[[str, int], dict[str, np.ndarray]]
 
 
 @functools.cache
-def _train(kind: str, steps: int) -> dict[str, np.ndarray]:
+def train_undisturbed(kind: str, steps: int) -> dict[str, np.ndarray]:
     state, data = training.start(kind), list(training.batches(steps, kind))
     strategy = training.strategy(training.arguments([]))
     twin = Twin(captured(kind), strategy=strategy, servers=2, trainers=2, cache=CACHE)
@@ -25,4 +25,4 @@ def _train(kind: str, steps: int) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="session")
 def undisturbed() -> Undisturbed:
     """Returns a function for the final state of a kind of job after `steps` steps."""
-    return _train
+    return train_undisturbed

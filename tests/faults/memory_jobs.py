@@ -101,6 +101,7 @@ class MemoryJob:
         assert folder is not None or not returns_s
         self.folder = folder if returns_s else None
         self.trainers, self.returns_s, self.step_s = trainers, returns_s, step_s
+        self.expected = trainers  # by servers, when the job begins
         self.trainer_return_s: float | None = None
         self.launch_id = launch_id
         self.endpoints = local_endpoints(servers)
@@ -111,7 +112,8 @@ class MemoryJob:
         self._listeners: dict[int, Listener] = {}
         self._away_s: dict[int, float] = {}
         self._still_until: dict[str, float] = {}
-        self._beats: dict[int, Heartbeat] = {}
+        self._beats: dict[int, list[Heartbeat]] = {}
+        self.beating = 1  # clients of one process at a time
         self._moments: Moments = {}
         self._times: list[tuple[float, Callable[[], None]]] = []
 
@@ -131,7 +133,8 @@ class MemoryJob:
             people[f"server {server}"] = partial(self._serve, server)
         for trainer in range(self.trainers):
             people[f"trainer {trainer}"] = partial(self._train, trainer)
-            people[f"heartbeat {trainer}"] = partial(self._beat, trainer)
+            for which in range(self.beating):
+                people[f"heartbeat {trainer}.{which}"] = partial(self._beat, trainer)
         for number, (seconds, action) in enumerate(self._times):
             people[f"action {number}"] = partial(self._act, seconds, action)
         self.network.run(people, longest_s=LONGEST_S)
@@ -179,10 +182,20 @@ class MemoryJob:
 
     # --- the processes -------------------------------------------------------------------------
 
-    def client(self, me: TrainerIdentity, timeouts: Timeouts, replay_bytes: int) -> Client:
-        """Returns a trainer's connections, and starts their heartbeats."""
-        network = StoppingNetwork(self, me.name, me.trainer)
-        self._beats[me.trainer] = beats = Heartbeat(
+    def client(
+        self,
+        me: TrainerIdentity,
+        timeouts: Timeouts,
+        replay_bytes: int,
+        process: int | None = None,
+    ) -> Client:
+        """Returns a trainer's connections, and starts their heartbeats.
+
+        `process` is its number when it began, by default as now.
+        """
+        process = me.trainer if process is None else process
+        network = StoppingNetwork(self, f"trainer {process}", process)
+        beats = Heartbeat(
             network,
             self.endpoints,
             sender=me.name,
@@ -191,6 +204,7 @@ class MemoryJob:
             clock=self.network.clock,
             thread=False,
         )
+        self._beats.setdefault(process, []).append(beats)
         return Client(
             network.connect(self.endpoints),
             me,
@@ -220,9 +234,9 @@ class MemoryJob:
     def _beat(self, trainer: int) -> None:
         name = f"trainer {trainer}"
         while name not in self.ends:
-            self.network.wait(lambda: trainer in self._beats or name in self.ends, NEVER_S)
-            if trainer in self._beats:
-                self._beats.pop(trainer).run()
+            self.network.wait(lambda: bool(self._beats.get(trainer)) or name in self.ends, NEVER_S)
+            if waiting := self._beats.get(trainer):
+                waiting.pop(0).run()
 
     def _serve(self, server: int) -> None:
         def body() -> End:
@@ -240,7 +254,7 @@ class MemoryJob:
             server=server,
             job=NAME,
             launch_id=self.launch_id,
-            trainers=self.trainers,
+            trainers=self.expected,
             lost_after_s=LOST_S,
             step_timeout_s=self.step_s,
             server_return_s=self.returns_s,

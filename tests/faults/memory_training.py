@@ -97,7 +97,7 @@ class TrainingJob(MemoryJob):
             job,
             name=NAME,
             trainer=trainer,
-            trainers=self.trainers,
+            trainers=self.expected,
             endpoints=self.endpoints,
             life=self.lives[trainer] - 1,
         )

@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.faults.cluster import Jobs, check_same
@@ -30,3 +31,23 @@ def test_a_killed_trainer_that_is_started_again_changes_nothing(
         assert f"step {STEPS}." in again.text()
         assert f"trainer {killed} has returned" in server.text()
         check_same(jobs.results(), undisturbed("norm", STEPS))
+
+
+def test_a_job_goes_on_without_a_killed_trainer_and_with_one_that_joins(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    steps = 400
+    words = (f"--steps={steps}", "--pause=0.1", "--on-lost=continue", "--step-timeout=120")
+    with Jobs(tmp_path, servers=2, step_s=120.0, options=words) as jobs:
+        servers, trainers = jobs.all_servers(), jobs.all_trainers()
+        trainers[1].reaches("step 4.")
+        trainers[1].kill()
+        more = jobs.trainer(0, joins=True)
+        servers[0].reaches("1 trainers instead of 2")
+        servers[0].reaches("2 trainers instead of 1")
+        assert [one.ends(240.0) for one in (trainers[0], more, *servers)] == [0, 0, 0, 0]
+        assert "step 4." not in more.text()
+        first, second = jobs.results()
+        check_same([second], first)
+        for name, wanted in undisturbed("plain", steps).items():
+            np.testing.assert_allclose(first[name], wanted, rtol=0, atol=1e-4, err_msg=name)

@@ -1,0 +1,132 @@
+"""Jobs of the training script whose trainers change while they run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.joining import join_job
+from jaxfleet.ps.membership import Membership
+from jaxfleet.runtime.pserver_job import JobPrograms, example_of, membership, timeouts_of
+from jaxfleet.runtime.trainer_batches import Programs
+from jaxfleet.runtime.trainer_membership import Departure
+from jaxfleet.runtime.trainer_step import TrainerStep
+from tests.faults import training
+from tests.faults.memory_jobs import CACHE, NAME, End, StoppingNetwork
+from tests.faults.memory_training import TrainingJob, captured, programs
+
+
+class ChangingJob(TrainingJob):
+    """A job of the training script whose processes may leave, be lost, and join.
+
+    Args:
+        joins_at_s: when each process begins that is not one of the first trainers.
+        more: see `TrainingJob`.
+
+    Attributes:
+        steps: the steps of all processes, by number.
+        joining_kind: what those train, by default as all.
+        computed: the steps that each process has computed, with the number of trainers then.
+    """
+
+    def __init__(self, *, joins_at_s: tuple[float, ...] = (), **more: Any) -> None:
+        super().__init__(**more)
+        self.joins_at_s, self.beating = joins_at_s, 2
+        self.joining_kind = self.args.kind
+        self.trainers += len(joins_at_s)
+        self.lives += [0] * len(joins_at_s)
+        self.steps: dict[int, TrainerStep] = {}
+        self.computed: dict[int, list[tuple[int, int]]] = {}
+
+    def train(self, trainer: int) -> End:
+        scaling = _Scaling(self, trainer, joins=trainer >= self.expected)
+        if scaling.joins:
+            self.network.sleep(self.joins_at_s[trainer - self.expected])
+        kind, count = self.joining_kind if scaling.joins else self.args.kind, self.expected
+        step = self.steps[trainer] = TrainerStep(
+            captured(kind),
+            self.strategy,
+            scaling.programs(min(trainer, count - 1), count),
+            partial(self._connect, trainer),
+            example=example_of(captured(kind), self.strategy, count),
+            cache=CACHE,
+            scaling=scaling,
+        )
+        try:
+            return self._run_script(trainer, step)
+        except Departure:
+            return End()
+
+    def _run_script(self, trainer: int, step: TrainerStep) -> End:
+        args, computed = self.args, self.computed.setdefault(trainer, [])
+        with step:
+            state, done = step.resume(training.start(args.kind))
+            for number, batch in enumerate(training.batches(args.steps, args.kind), 1):
+                if number <= done:
+                    continue
+                state, _ = step(state, batch)
+                computed.append((number, step.client.me.trainers))
+                self.finished(trainer, number, args.pause)
+                state = self.between(step, state, number)
+            return End(None, training.named(step.pull(state)), step.stats()["trainer"])
+
+    def survivors(self) -> list[dict[str, np.ndarray]]:
+        """Returns the final states of the trainers that saw the end of the job."""
+        for name, end in self.ends.items():
+            assert end.error is None, f"{name} ended with {end.error!r}"
+        return [end.state for name, end in self.ends.items() if end.state]
+
+    def counts(self) -> list[int]:
+        """Returns by how many trainers each step was computed; fails if they disagree."""
+        found: dict[int, set[int]] = {}
+        for computed in self.computed.values():
+            for number, count in computed:
+                found.setdefault(number, set()).add(count)
+        assert all(len(counts) == 1 for counts in found.values()), found
+        return [found[number].pop() for number in sorted(found)]
+
+
+@dataclass
+class _Scaling:
+    """Other places of a process in a job in memory."""
+
+    job: ChangingJob
+    process: int
+    joins: bool
+
+    def programs(self, trainer: int, trainers: int) -> Programs:
+        job = self.job
+        kind = job.joining_kind if self.joins else job.args.kind
+        return programs(kind, job.strategy, trainer, trainers, job.endpoints)
+
+    def connect(self, job: JobPrograms, members: Membership, session: str) -> Client:
+        number = members.number_of(session)
+        assert number is not None
+        me = membership(
+            job,
+            name=NAME,
+            trainer=number,
+            trainers=len(members.sessions),
+            endpoints=self.job.endpoints,
+        )
+        me = replace(me, membership=members, session=session)
+        timeouts = timeouts_of(self.job.strategy, server_return_s=self.job.returns_s)
+        return self.job.client(me, timeouts, self.job.strategy.replay_bytes, self.process)
+
+    def join(self, session: str, digest: Callable[[int], str]) -> Membership:
+        network = StoppingNetwork(self.job, f"trainer {self.process}", self.process)
+        lines = network.connect(self.job.endpoints)
+        try:
+            return join_job(
+                lines,
+                job=NAME,
+                session=session,
+                digest=digest,
+                clock=self.job.network.clock,
+                connect_s=self.job.strategy.connect_s,
+            )
+        finally:
+            lines.close()
