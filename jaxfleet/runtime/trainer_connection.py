@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxfleet.errors import PeerLostError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.pserver.local_update import exchange_program, step_program
@@ -13,6 +14,7 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.communicator import CommunicationMode, Communicator
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.ps.client.trainer_executor import PeriodicExchange, TrainerExecutor, TrainerTables
+from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.access import TableAccess
 
@@ -157,10 +159,18 @@ class TrainerConnection:
             self._process = os.getpid()
             atexit.register(self.close)  # a script that ends has no more gradients to send
             if not self._client.servers[0].is_open:  # a process that has joined is connected
-                self.found = self._client.open()
+                self.found = self._opened(self._client)
                 self._client.step = max(self.found, 0) if self._client.former is None else 0
             self._pace.open(self._client)
         return self._client
+
+    def _opened(self, client: Client) -> int:
+        try:
+            return client.open()
+        except MembershipChangedError:
+            what = f"the job of {client.me.name} goes on with other trainers"
+            hint = "JAXFLEET_JOINS=1 lets a process join a job that runs"
+            raise PeerLostError(what, hint=hint) from None
 
     @property
     def tables(self) -> RemoteTables:

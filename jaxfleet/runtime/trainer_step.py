@@ -48,6 +48,10 @@ _NO_RETURN = (
     "trainers do not come back to jobs with tables; `jaxfleet launch --max-restarts N --save-every "
     "5m` starts the job again, from its last checkpoint, which step.resume returns"
 )
+_NO_CHANGE = (
+    "`jaxfleet launch --max-restarts N --save-every 5m` starts such a job again, from its last "
+    "checkpoint, which step.resume returns"
+)
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
@@ -80,7 +84,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             add_to_dump(self._job.dumps.folder, self._history())
         specs = specs_of(captured.program)
         if strategy.on_trainer_lost == "continue" and (why := why_fixed(captured, strategy)):
-            raise StrategyError(f"on_trainer_lost='continue': {why}", hint=_NO_RETURN)
+            raise StrategyError(f"on_trainer_lost='continue': {why}", hint=_NO_CHANGE)
         if specs and strategy.returns_s is not None:
             what = f"on_trainer_lost='wait' with a step that looks up '{specs[0].name}'"
             raise StrategyError(what, hint=_NO_RETURN)

@@ -282,3 +282,11 @@ def test_continue_is_refused_where_trainers_are_fixed() -> None:
     strategy = jf.DistributedStrategy(mode="pserver", on_trainer_lost="continue", batch="local")
     with pytest.raises(StrategyError, match="'continue': with batch='local'"):
         job_step(captured("plain"), strategy, None, CLUSTER)
+
+
+def test_a_lost_trainer_that_is_started_again_is_told_to_join(undisturbed: Undisturbed) -> None:
+    job = changing("plain", "--steps=80", on_lost="continue")
+    job.run({(1, 3): lambda: kill(5.0) if job.lives[1] == 1 else None})
+    assert "trainer 1 goes on with other trainers" in job.error("trainer 1", PeerLostError)
+    del job.ends["trainer 1"]
+    check_close(job, undisturbed, trainers=1, steps=80)
