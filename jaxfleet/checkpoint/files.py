@@ -119,7 +119,11 @@ def entries(folder: Path) -> tuple[str, ...]:
 
 def measure(folder: Path) -> tuple[int, int]:
     """Returns the number of files under a folder, and their total bytes."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    sizes = [
+        os.stat(f"{at}/{name}").st_size  # noqa: PTH116  # paths take half as long again
+        for at, _, names in os.walk(folder)
+        for name in names
+    ]
     return len(sizes), sum(sizes)
 
 
