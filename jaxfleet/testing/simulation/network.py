@@ -104,9 +104,10 @@ class SimulatedNetwork:
         fate = self.weather.fate(now_s, sender, receiver, message.kind)
         lost = "" if fate.delays_s else " lost"
         self.trace(f"{now_s:.6f} {sender} > {receiver} {described(message)}{lost}")
-        tensors = tuple(map(_read_only, message.tensors))
+        if message.tensors:
+            message = replace(message, tensors=tuple(map(_read_only, message.tensors)))
         for delay_s in fate.delays_s:
-            line.send(replace(message, tensors=tensors), fate.held_s + delay_s, to_server=to_server)
+            line.send(message, fate.held_s + delay_s, to_server=to_server)
 
 
 def described(message: Message) -> str:

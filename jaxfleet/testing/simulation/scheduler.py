@@ -65,7 +65,7 @@ class Scheduler:
 
     now_s: float = 0.0
     crashes: list[tuple[str, BaseException]] = field(default_factory=list)
-    _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _heap: list[tuple[float, int, Callable[[], None], bool]] = field(default_factory=list)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _ready: deque[Task] = field(default_factory=deque)
     _live: dict[Task, None] = field(default_factory=dict)
@@ -86,12 +86,7 @@ class Scheduler:
     def after(self, seconds: float, action: Callable[[], None], *, keeps: bool = False) -> None:
         """Schedules an action; one that `keeps` the simulation running is awaited at its end."""
         self._pending += keeps
-
-        def act() -> None:
-            self._pending -= keeps
-            action()
-
-        heapq.heappush(self._heap, (self.now_s + seconds, next(self._order), act))
+        heapq.heappush(self._heap, (self.now_s + seconds, next(self._order), action, keeps))
 
     def start(self, process: Process, name: str, body: Callable[[], object]) -> Task:
         """Starts a task."""
@@ -112,10 +107,11 @@ class Scheduler:
             if self._ready:
                 self._resume(self._ready.popleft())
                 continue
-            when, _, action = heapq.heappop(self._heap)
+            when, _, action, keeps = heapq.heappop(self._heap)
             self.now_s = max(self.now_s, when)
             if self.now_s > limit_s or _real_clock() > until:
                 raise self._stuck(limit_s, real_s)
+            self._pending -= keeps
             action()
 
     def _stuck(self, limit_s: float, real_s: float) -> StuckError:

@@ -25,7 +25,7 @@ from jaxfleet.checkpoint.manifest import DTYPES, PieceRecord
 from jaxfleet.ir import printer
 from jaxfleet.lower import partition
 from jaxfleet.ps.client import heartbeat, trainer_executor
-from jaxfleet.ps.server import checkpoints, program_loader, request_router
+from jaxfleet.ps.server import checkpoints, program_loader, request_router, state_machine
 from jaxfleet.testing.simulation.disk import Disk, patches
 
 _BLOCK_S = (0.0, 0.0, 0.0, 0.02, 0.05)  # drawn durations of measured work
@@ -49,6 +49,7 @@ def substituted(
         (time, "perf_counter", measured),
         (secrets, "token_hex", lambda count=8: draw.randbytes(count).hex()),
         (heartbeat, "resident_bytes", lambda: 0),
+        (state_machine, "resident_bytes", lambda: 0),
         (saving, "DataWriter", PieceWriter),
         (reading, "read_blocks", read_pieces),
         (trainer_executor, "segments", _segments),

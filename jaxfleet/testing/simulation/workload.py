@@ -102,11 +102,13 @@ def strategy_of(mode: Mode) -> DistributedStrategy:
     )
 
 
+@functools.cache
 def first_state(mode: Mode) -> Any:
-    """Returns the state that all trainers begin with."""
-    params = {name: jnp.zeros(PLACES) for name in HITS} | {"fit": jnp.ones(2)}
+    """Returns the state that all trainers begin with, on the host."""
+    params = {name: np.zeros(PLACES, np.float32) for name in HITS}
+    params["fit"] = np.ones(2, np.float32)
     if mode.has_table:
-        params["rows"] = jnp.asarray(np.asarray(_ROWS.init()))
+        params["rows"] = np.asarray(_ROWS.init())
     return params, optax.sgd(1.0).init(params)
 
 
