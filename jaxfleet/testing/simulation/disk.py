@@ -26,13 +26,18 @@ class Disk:
     """The disk of one machine.
 
     Attributes:
+        process: the name of the process that uses it.
         root: the folder that is simulated.
+        shared: a folder of another machine, which keeps all that this one writes there.
+        crash: called for `crash_at`.
         is_full: every operation that needs space fails.
         crash_at: number of the operation during which `crash` is called; None for none.
         operations: number of operations so far.
     """
 
+    process: str
     root: Path
+    shared: Path
     draw: random.Random
     crash: Callable[[], None]
     is_full: bool = False
@@ -42,20 +47,21 @@ class Disk:
     _names: dict[int, dict[str, int]] = field(default_factory=dict)  # synced, by folder's inode
 
     def has(self, path: str) -> bool:
-        root = str(self.root)
-        return path == root or path.startswith(f"{root}/")
+        return _is_below(path, self.root) or _is_below(path, self.shared)
 
-    def before(self, *, needs_space: bool) -> None:
+    def before(self, path: str, *, needs_space: bool) -> None:
         """Called before an operation: the process may be killed, or the disk be full."""
         self.operations += 1
         if self.crash_at is not None and self.operations >= self.crash_at:
             self.crash_at = None
             self.crash()
-        if self.is_full and needs_space:
+        if self.is_full and needs_space and _is_below(path, self.root):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def synced(self, path: str) -> None:
         """Records that a file's content, or a folder's names, are on disk."""
+        if not _is_below(path, self.root):
+            return
         found = os.stat(path)  # noqa: PTH116
         if stat.S_ISDIR(found.st_mode):
             with os.scandir(path) as entries:
@@ -117,6 +123,11 @@ class Disk:
         self.synced(str(path))
 
 
+def _is_below(path: str, folder: Path) -> bool:
+    root = str(folder)
+    return path == root or path.startswith(f"{root}/")
+
+
 def _path_of(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
 
@@ -130,22 +141,22 @@ def patches(find: Callable[[str], Disk | None]) -> dict[str, Callable[..., Any]]
         if (disk := find(path)) is None:
             fsync(descriptor)
             return
-        disk.before(needs_space=True)
+        disk.before(path, needs_space=True)
         disk.synced(path)
 
     def made(path: Any, *args: Any, **more: Any) -> None:
         if (disk := find(os.fspath(path))) is not None:
-            disk.before(needs_space=True)
+            disk.before(os.fspath(path), needs_space=True)
         mkdir(path, *args, **more)
 
     def renamed(old: Any, new: Any, **more: Any) -> None:
         if (disk := find(os.fspath(old))) is not None:
-            disk.before(needs_space=False)
+            disk.before(os.fspath(old), needs_space=False)
         rename(old, new, **more)
 
     def replaced(old: Any, new: Any, **more: Any) -> None:
         if (disk := find(os.fspath(old))) is not None:
-            disk.before(needs_space=False)
+            disk.before(os.fspath(old), needs_space=False)
         replace(old, new, **more)
 
     return {"fsync": synced, "mkdir": made, "rename": renamed, "replace": replaced}

@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.testing.simulation.job import Run
-from jaxfleet.testing.simulation.workload import HITS, PLACES, STEPS, TRAINERS, Record
+from jaxfleet.testing.simulation.pushes import times_applied
+from jaxfleet.testing.simulation.workload import HITS, TRAINERS, Record
 
 
 def broken(run: Run, undisturbed: Run) -> list[str]:
@@ -33,25 +34,15 @@ def _endings(run: Run) -> Iterator[str]:
             yield f"{name} failed though the job survives these faults: {error}"
 
 
-def _unit(run: Run) -> float:
-    """Returns what one push adds: in sync mode, the mean over all trainers' rows is taken."""
-    return 1.0 / TRAINERS if run.schedule.mode.is_sync else 1.0
-
-
-def _counts(values: np.ndarray, unit: float) -> np.ndarray:
-    """Returns how often each push was applied, with an axis for steps and one for trainers."""
-    return (-values / unit).reshape(STEPS, TRAINERS)
-
-
 def _of_trainer(run: Run, trainer: int, record: Record, undisturbed: Run) -> Iterator[str]:
-    unit, mode = _unit(run), run.schedule.mode
-    lags = []
-    for step, values in record.seen.items():
-        wanted = undisturbed.trainers[trainer].seen[step]
-        for leaf in values if mode.is_sync else ():
+    mode = run.schedule.mode
+    lags, expected = [], dict(undisturbed.trainers[trainer].seen)
+    for step, values in record.seen:
+        wanted = expected[step]
+        for leaf in values if mode.is_exact else ():
             if values[leaf].tobytes() != wanted[leaf].tobytes():
                 yield f"trainer {trainer} computes step {step} with another '{leaf}'"
-        counts = [_counts(values[leaf], unit) for leaf in HITS]
+        counts = [times_applied(mode, values[leaf], holder=trainer) for leaf in HITS]
         yield from _once(counts, f"trainer {trainer} at step {step}")
         own = min(_complete(count[:, trainer]) for count in counts)
         if mode.staleness is None:
@@ -76,34 +67,39 @@ def _reported(trainer: int, lags: list[int], histogram: dict[str, int]) -> Itera
 
 def _complete(applied: np.ndarray) -> int:
     """Returns the last step up to which all pushes of a trainer are contained."""
-    missing = np.flatnonzero(applied < 1)
+    missing = np.flatnonzero(applied == 0)
     return int(missing[0]) if len(missing) else len(applied)
 
 
 def _once(counts: list[np.ndarray], where: str) -> Iterator[str]:
     for leaf, count in zip(HITS, counts, strict=True):
         for step, trainer in np.argwhere((count != 0) & (count != 1)):
-            times = f"{count[step, trainer]:g} times"
+            times = _times(count[step, trainer])
             yield f"{where}: '{leaf}' has trainer {trainer}'s push of step {step + 1} {times}"
+
+
+def _times(count: float) -> str:
+    return "in part" if np.isnan(count) else f"{count:g} times"
 
 
 def _at_the_end(run: Run, undisturbed: Run) -> Iterator[str]:
     """Servers that ended with the job have every push of every trainer that ended well, once."""
-    unit, mode = _unit(run), run.schedule.mode
+    mode = run.schedule.mode
     well = [n for n, record in enumerate(run.trainers) if record.final]
     for server, (end, wanted) in enumerate(zip(run.servers, undisturbed.servers, strict=True)):
         for leaf, values in end.values.items():
             where = f"server {server} at its end"
             if leaf in HITS:
-                counts = _counts(values, unit)
+                counts = times_applied(mode, values)
                 yield from _lost(counts, [] if end.error else well, f"{where}: '{leaf}'")
-            is_whole = mode.is_sync and len(well) == TRAINERS and end.error is None
+            is_whole = mode.is_exact and len(well) == TRAINERS and end.error is None
             if is_whole and values.tobytes() != wanted.values[leaf].tobytes():
                 yield f"{where} has another '{leaf}' than undisturbed"
         for key, row in end.rows.items():
             where = f"server {server} at its end: row {key}"
-            yield from _lost(_counts(row, 1.0), [] if end.error else well, where)
-    for trainer in well if mode.is_sync else ():
+            counts = times_applied(mode, row, is_row=True)
+            yield from _lost(counts, [] if end.error else well, where)
+    for trainer in well if mode.is_exact else ():
         final, other = run.trainers[trainer], undisturbed.trainers[trainer]
         for leaf, values in final.final.items():
             if values.tobytes() != other.final[leaf].tobytes():
@@ -118,10 +114,9 @@ def _bytes(array: np.ndarray | None) -> bytes:
 
 def _lost(counts: np.ndarray, well: list[int], where: str) -> Iterator[str]:
     """Yields pushes that were applied more than once, or not at all though awaited."""
-    assert counts.size == PLACES
-    for step, trainer in np.argwhere(counts > 1):
-        times = f"{counts[step, trainer]:g} times"
+    for step, trainer in np.argwhere((counts != 0) & (counts != 1)):
+        times = _times(counts[step, trainer])
         yield f"{where} has trainer {trainer}'s push of step {step + 1} {times}"
-    for step, trainer in np.argwhere(counts < 1):
+    for step, trainer in np.argwhere(counts == 0):
         if trainer in well:
             yield f"{where} lacks trainer {trainer}'s push of step {step + 1}"

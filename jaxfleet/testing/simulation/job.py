@@ -128,7 +128,13 @@ class Job:
         self.network = SimulatedNetwork(self.scheduler, weather, self.note, self._before_message)
         self.processes: dict[str, Process] = {}
         self.disks = [
-            Disk(root / f"server{n}", self.draw(f"disk {n}"), partial(self._crash, n))
+            Disk(
+                f"server {n}",
+                root / f"server{n}",
+                root / "shared",
+                self.draw(f"disk {n}"),
+                partial(self._crash, n),
+            )
             for n in range(len(self.endpoints))
         ]
         self._kills: dict[int, list[KillServer]] = {n: [] for n in range(len(self.endpoints))}
@@ -151,7 +157,8 @@ class Job:
         process = self.scheduler.process
         if process is None or not process.is_alive:
             return None  # the handlers of a killed process change nothing
-        return next((disk for disk in self.disks if disk.has(path)), None)
+        disk = next((disk for disk in self.disks if disk.process == process.name), None)
+        return disk if disk is not None and disk.has(path) else None
 
     def run(self) -> None:
         for number in range(len(self.endpoints)):
@@ -321,7 +328,8 @@ class Job:
                     trainer,
                     lambda job: self._connect(process, trainer, life, job),
                     record,
-                    lambda _: self.scheduler.sleep(pace_s),
+                    pause=lambda _: self.scheduler.sleep(pace_s),
+                    folder=self.root / "shared",
                 )
             except Exception as error:  # noqa: BLE001  # the invariants judge it
                 self.result.errors[trainer] = error

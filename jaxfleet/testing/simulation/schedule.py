@@ -80,7 +80,9 @@ class Schedule:
             return False
         if kills and not self.keeps_checkpoints:
             return False
-        if kills and any(isinstance(fault, FullDisk) for fault in found):
+        # A restored state must be on servers' own disks before the job goes on.
+        needs_disk = kills or (self.mode.restores and self.keeps_checkpoints)
+        if needs_disk and any(isinstance(fault, FullDisk) for fault in found):
             return False
         if sum(kill.away_s + _ROOM_S for kill in kills) > RETURNS_S:
             return False

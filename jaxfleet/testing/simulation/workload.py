@@ -2,13 +2,14 @@
 
 The gradient of every trainer's step is 1 at a place of its own in `hits_a` and `hits_b`, which lie
 on different servers, and in the rows of a table; the rate is 1. So a value shows which pushes it
-contains and how often, whatever their order. `fit` depends on all earlier values, so in sync mode
-any value that is used at a wrong step changes its bits.
+contains and how often, whatever their order (`pushes.py`). `fit` depends on all earlier values, so
+where no order is left open any value that is used at a wrong step changes its bits.
 """
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import optax
 
 import jaxfleet as jf
 from jaxfleet.capture import Captured, capture
+from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.pserver.placement import local_endpoints
@@ -33,6 +35,7 @@ NAME = "simulation"
 LOST_AFTER_S, STEP_TIMEOUT_S, CONNECT_S = 4.0, 20.0, 25.0
 TRAINER_RETURN_S = 30.0  # of modes that wait for lost trainers
 REPLAY_BYTES = 1 << 12
+SAVED_AT, RESTORED_AT = 2, 4  # steps of the script, if it does so
 KEYS = np.array([2, 3])  # of two servers, each has one
 HITS = ("hits_a", "hits_b")
 LEAVES = (*HITS, "fit")
@@ -46,24 +49,40 @@ class Mode:
     """How the trainers of a job communicate.
 
     Attributes:
-        staleness: bound of `async`; None for sync.
+        staleness: bound of a relaxed mode; None for sync.
         has_table: the step looks up and trains rows of a table.
         servers: number of servers.
         waits: for lost trainers, whose place others take.
+        relaxed: which relaxed mode, if one.
+        period: its `merge`, or its `k_steps`.
+        saves: the script saves a checkpoint of the job.
+        restores: it also restores that later, once.
     """
 
     staleness: int | None = None
     has_table: bool = False
     servers: int = 2
     waits: bool = False
+    relaxed: str = "async"
+    period: int = 1
+    saves: bool = False
+    restores: bool = False
 
     @property
-    def is_sync(self) -> bool:
-        return self.staleness is None
+    def communication(self) -> str:
+        return "sync" if self.staleness is None else self.relaxed
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all trainers wait for each other, so that every value has only one result."""
+        return self.communication in {"sync", "fl"}
 
     def __str__(self) -> str:
-        mode = "sync" if self.is_sync else f"async, staleness {self.staleness}"
+        mode = self.communication
+        if self.staleness is not None:
+            mode += f" every {self.period}" * (self.period > 1) + f", staleness {self.staleness}"
         more = f"{', a table' * self.has_table}{', waits for trainers' * self.waits}"
+        more += f"{', saves' * self.saves}{', restores' * self.restores}"
         return f"{mode}, {self.servers} servers{more}"
 
 
@@ -72,13 +91,13 @@ class Record:
     """What one trainer has seen.
 
     Attributes:
-        seen: by step, the values that the step computed with, by leaf.
+        seen: every step with the values that it computed with, by leaf; twice after a restore.
         lags: the reported histogram of lags.
         final: the last state.
         rows: the last rows of the table.
     """
 
-    seen: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    seen: list[tuple[int, dict[str, np.ndarray]]] = field(default_factory=list)
     lags: dict[str, Any] = field(default_factory=dict)
     final: dict[str, np.ndarray] = field(default_factory=dict)
     rows: np.ndarray | None = None
@@ -87,13 +106,16 @@ class Record:
 @functools.cache
 def strategy_of(mode: Mode) -> DistributedStrategy:
     """Returns the strategy of a mode, with short timeouts."""
-    more: dict[str, Any] = {} if mode.staleness is None else {"staleness": mode.staleness}
+    more: dict[str, Any] = {}
+    if mode.staleness is not None:
+        more = {"staleness": mode.staleness, "merge": mode.period, "k_steps": mode.period}
     if mode.waits:
         more |= {"on_trainer_lost": "wait", "trainer_return_s": TRAINER_RETURN_S}
     return DistributedStrategy(
         mode="pserver",
-        communication="sync" if mode.is_sync else "async",
+        communication=mode.communication,
         min_block_size=PLACES,
+        delay_compensation=0.5,  # 1 would hide a push that is applied twice
         lost_after_s=LOST_AFTER_S,
         step_timeout_s=STEP_TIMEOUT_S,
         connect_s=CONNECT_S,
@@ -199,17 +221,43 @@ def train(
     trainer: int,
     connect: Callable[[JobPrograms], Client],
     record: Record,
+    *,
     pause: Callable[[int], None],
+    folder: Path,
 ) -> None:
-    """Runs the script of a trainer; `pause` takes the time of each step's computation."""
+    """Runs the script of a trainer.
+
+    Args:
+        mode: how trainers communicate.
+        trainer: which one this is.
+        connect: returns its client.
+        record: of what it sees.
+        pause: takes the time of each step's computation.
+        folder: for the checkpoint of a script that saves.
+    """
     with new_step(mode, trainer, connect) as step:
-        state, done = step.resume(first_state(mode))
-        for number, batch in enumerate(batches(mode)[done:], done + 1):
-            state, used = step(state, batch)
-            record.seen[number] = {name: np.array(used[name]) for name in LEAVES}
+        state, number = step.resume(first_state(mode))
+        saved, restored = number >= SAVED_AT, False
+        while number < STEPS:
+            state, used = step(state, batches(mode)[number])
+            number += 1
+            record.seen.append((number, {name: np.array(used[name]) for name in LEAVES}))
             pause(number)
+            if mode.saves and number == SAVED_AT and not restored:
+                saved = _saves(step, state, folder)
+            if mode.restores and number == RESTORED_AT and saved and not restored:
+                state, restored, number = step.restore(folder), True, SAVED_AT
         last, _ = step.pull(state)
         record.final = {name: np.array(last[name]) for name in LEAVES}
         if mode.has_table:
             record.rows = np.array(step.look_up("rows", KEYS))
         record.lags = dict(step.stats()["trainer"].get("staleness", {}))
+
+
+def _saves(step: TrainerStep, state: Any, folder: Path) -> bool:
+    """Saves; a script may go on without a checkpoint if none could be written."""
+    try:
+        step.save(folder, state)
+    except CheckpointError:
+        return False
+    return True
