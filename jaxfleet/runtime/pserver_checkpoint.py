@@ -59,9 +59,9 @@ def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[A
     return served.leaves(values)
 
 
-def meet(client: Client, what: str) -> None:
-    """Waits at a barrier of all trainers before the operation `what`."""
-    agree(client, f"begin to {what}", None)
+def meet(client: Client, what: str, *, rewinds: bool = False) -> None:
+    """Waits at a barrier of all trainers before the operation `what`, which `rewinds` or not."""
+    agree(client, f"begin to {what}", None, rewinds=rewinds)
 
 
 def _save(

@@ -171,8 +171,9 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         client = self.client
         self._refuse_if_returned("restores a checkpoint")
         self._pace.flush()
-        if not self._pace.is_sync:  # no push of any trainer may arrive after the restored state
-            meet(client, f"restore {path}")
+        # No push of any trainer may arrive after the restored state, and none of the values that a
+        # slower trainer still waits for may be replaced.
+        meet(client, f"restore {path}", rewinds=True)
         leaves = self._newest.leaves = restore_job(client, self._served, path)
         self._keeper.keep(client, leaves)
         if self._saver is not None:

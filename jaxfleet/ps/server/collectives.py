@@ -44,6 +44,11 @@ class Collective:
     requests: dict[int, Request] = field(default_factory=dict)
     answer: tuple[Tensor, ...] | None = None
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether the trainers meet in order to go on from a restored state."""
+        return any(request.message.body.get("rewinds") for request in self.requests.values())
+
     def is_new_round(self, request: Request) -> bool:
         """Whether an answered trainer starts another collective with this key."""
         old = self.requests.get(request.trainer)
@@ -208,8 +213,15 @@ class CollectiveHandler:
             meeting.requests.pop(trainer, None)
 
     def forget(self) -> None:
-        """Discards all replies, which are void."""
-        self._forget_answers()
+        """Discards all replies, which are void, but for those about the rewind itself.
+
+        A trainer may have lost the reply that lets it take part in the rewind.
+        """
+        self._held = {
+            key: meeting
+            for key, meeting in self._held.items()
+            if meeting.answer is None or meeting.rewinds
+        }
         self.trainers.rewind(self.router.step)
 
     def _forget_answers(self, before: float = math.inf) -> None:
