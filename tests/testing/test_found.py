@@ -3,7 +3,7 @@
 import pytest
 
 from jaxfleet.testing.simulation import Schedule, check
-from jaxfleet.testing.simulation.faults import Fault, KillServer, LossOfOne
+from jaxfleet.testing.simulation.faults import Fault, KillServer, LossOfOne, Reset
 from jaxfleet.testing.simulation.job import Run
 from jaxfleet.testing.simulation.workload import Mode
 from jaxfleet.transport.messages import Kind
@@ -48,3 +48,9 @@ def test_a_trainer_that_lost_an_answer_still_takes_part_in_a_restore(
 ) -> None:
     """Found by seed 10354: loading a checkpoint discarded the answer that it asked for again."""
     survives(mode, LossOfOne(Kind.REDUCED, number), keeps_checkpoints=False)
+
+
+@pytest.mark.parametrize("at_s", [1.9, 2.2])  # while others load, and in the step after it
+def test_a_connection_may_break_after_a_restore(at_s: float) -> None:
+    """Found by seeds 10761 and 10905: pushes of void steps counted as lost."""
+    survives(RESTORING, Reset(at_s, 1, 0), keeps_checkpoints=False)

@@ -122,6 +122,7 @@ class ReplayLog:
         """Discards the pushes after a step, from which all trainers restart."""
         for void in [known for known in self._steps if known > step]:
             self.bytes -= sum(map(_size, self._steps.pop(void)))
+        self.forgotten = min(self.forgotten, step)  # a server that lacks the later ones is right
 
     def after(self, step: int) -> Iterator[tuple[int, list[Message]]]:
         for known in sorted(self._steps):
