@@ -26,11 +26,12 @@ def times_applied(
         holder: the trainer whose local values they are; None for those of a server.
         is_row: of a table, whose gradients are summed over the trainers, not averaged.
     """
-    added = -values.reshape(STEPS, TRAINERS).astype(np.float64)
+    added: np.ndarray = -values.reshape(STEPS, TRAINERS).astype(np.float64)
     if mode.communication == "sync":
         return added if is_row else added * TRAINERS
     if mode.communication == "half_async":
-        return added * _merged(mode.period)[:, None]
+        whole: np.ndarray = added * _merged(mode.period)[:, None]
+        return whole
     if mode.communication not in {"geo", "fl"}:
         return added
     columns = []
@@ -47,7 +48,7 @@ def times_applied(
 def _merged(period: int) -> np.ndarray:
     """Returns with how many others the gradient of each step is averaged, itself included."""
     starts = np.arange(STEPS) // period * period
-    return np.minimum(starts + period, STEPS) - starts
+    return np.asarray(np.minimum(starts + period, STEPS) - starts)
 
 
 def _whole(column: np.ndarray) -> np.ndarray:

@@ -84,6 +84,8 @@ class Schedule:
         needs_disk = kills or (self.mode.restores and self.keeps_checkpoints)
         if needs_disk and any(isinstance(fault, FullDisk) for fault in found):
             return False
+        if self.mode.saves and any(map(_loses_pushes, found)):
+            return False  # a known gap: docs/simulation.md
         if sum(kill.away_s + _ROOM_S for kill in kills) > RETURNS_S:
             return False
         return sum(map(_silence_s, found)) <= _ROOM_S
@@ -99,6 +101,17 @@ class Schedule:
         lines = [f"seed {self.seed}: {self.mode}, {kept}"]
         lines += [f"  {number}: {described(fault)}" for number, fault in self.faults.items()]
         return "\n".join(lines)
+
+
+def _loses_pushes(fault: Fault) -> bool:
+    """Whether pushes are lost while the connection stays, so that only waiting for them shows."""
+    match fault:
+        case LossOfOne():
+            return fault.kind in {Kind.PUSH, Kind.PUSH_ROWS}
+        case Partition():
+            return fault.lost
+        case _:
+            return isinstance(fault, Loss)
 
 
 def _silence_s(fault: Fault) -> float:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ KEYS = np.array([2, 3])  # of two servers, each has one
 HITS = ("hits_a", "hits_b")
 LEAVES = (*HITS, "fit")
 
+Relaxed: TypeAlias = Literal["async", "half_async", "dc_asgd", "geo", "fl"]
+
 _ROWS = jf.embedding_table("rows", PLACES, initializer=Constant(0.0), optimizer=Sgd(1.0))
 _CACHE = ExecutableCache()
 
@@ -63,13 +65,13 @@ class Mode:
     has_table: bool = False
     servers: int = 2
     waits: bool = False
-    relaxed: str = "async"
+    relaxed: Relaxed = "async"
     period: int = 1
     saves: bool = False
     restores: bool = False
 
     @property
-    def communication(self) -> str:
+    def communication(self) -> Relaxed | Literal["sync"]:
         return "sync" if self.staleness is None else self.relaxed
 
     @property
@@ -78,7 +80,7 @@ class Mode:
         return self.communication in {"sync", "fl"}
 
     def __str__(self) -> str:
-        mode = self.communication
+        mode: str = self.communication
         if self.staleness is not None:
             mode += f" every {self.period}" * (self.period > 1) + f", staleness {self.staleness}"
         more = f"{', a table' * self.has_table}{', waits for trainers' * self.waits}"
