@@ -75,9 +75,9 @@ def never_asked_again(patch: pytest.MonkeyPatch) -> None:
 
 # Each with a seed shortly before the one that finds it, where the default tests begin.
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    double_apply: 29,
-    lost_fsync: 29,
-    staleness_off_by_one: 1,
-    no_dedup_after_restart: 345,
-    never_asked_again: 4,
+    double_apply: 14,
+    lost_fsync: 28,
+    staleness_off_by_one: 4,
+    no_dedup_after_restart: 300,
+    never_asked_again: 6,
 }
