@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxfleet.checkpoint.manifest import Plain
-from jaxfleet.checkpoint.reading import open_checkpoint
+from jaxfleet.checkpoint.reading import Checkpoint, open_checkpoint
 from jaxfleet.errors import CheckpointError
 
 _FACT = "data position"
 
 
-def position_facts(data: Mapping[str, int] | None) -> dict[str, Plain]:
+def position_facts(data: Mapping[str, Plain] | None) -> dict[str, Plain]:
     """Returns the facts to commit with a position, or without one.
 
     Examples:
@@ -18,6 +18,12 @@ def position_facts(data: Mapping[str, int] | None) -> dict[str, Plain]:
         {'data position': {'step': 3}}
     """
     return {} if data is None else {_FACT: dict(data)}
+
+
+def position_in(checkpoint: Checkpoint) -> dict[str, object] | None:
+    """Returns the position that was saved with an open checkpoint, if any."""
+    found = checkpoint.facts.get(_FACT)
+    return dict(found) if isinstance(found, dict) else None
 
 
 def read_position(path: str | Path) -> dict[str, object]:
@@ -36,10 +42,10 @@ def read_position(path: str | Path) -> dict[str, object]:
         {'step': 3}
     """
     checkpoint = open_checkpoint(Path(path).absolute())
-    found = checkpoint.facts.get(_FACT)
-    if not isinstance(found, dict):
+    found = position_in(checkpoint)
+    if found is None:
         what = f"the checkpoint of step {checkpoint.step} at {path} has no position of a loader"
         hint = "save with step.save(path, state, data=batches.state()); or, if each step read one "
         hint += "batch, go on with loader.from_step(step)"
         raise CheckpointError(what, hint=hint)
-    return dict(found)
+    return found

@@ -101,11 +101,34 @@ class Loader:
             raise StrategyError(what, hint="prefetch must be 0 or more, and workers 1 or more")
         self._transforms, self._augment = tuple(transforms), augment
         self._batch_transforms = tuple(batch_transforms)
-        self._prefetch, self._workers = prefetch, workers
+        self.prefetch, self.workers = prefetch, workers
 
     @property
     def steps_per_epoch(self) -> int:
         return self._order.steps_per_epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """How often the source is read; None for no end."""
+        return self._order.epochs
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a process reads only its own rows of a batch."""
+        return self._part is not None
+
+    @property
+    def own_rows(self) -> int:
+        """The number of samples that this process reads for a batch."""
+        rows = self._order.batch_size
+        return rows if self._part is None else len(self._part.cut(range(rows)))
+
+    @property
+    def order(self) -> dict[str, int]:
+        """All that determines the order of the samples, as plain numbers."""
+        order = self.state(0)
+        del order["step"]
+        return order
 
     def epoch(self, step: int) -> int:
         """Returns the number of the epoch that a step belongs to, from 0."""
@@ -145,22 +168,45 @@ class Loader:
             IndexError: there is no such step.
             FeedError: samples of the batch differ in structure or shape.
         """
-        indices = self.indices(step)
+        return self._batch(self.indices(step), self.epoch(step), f"step {step}")
+
+    def read(self, positions: Sequence[tuple[int, int]]) -> Any:
+        """Returns the batch at some positions of one epoch, for trainers that lease them.
+
+        Args:
+            positions: intervals `[start, stop)`; sample k of epoch e is at e * rows + k, where an
+                epoch has `rows` samples, less an incomplete last batch that is dropped.
+
+        Examples:
+            >>> import jaxfleet as jf
+            >>> loader = jf.data.Loader(list(range(5)), 2, shuffle=False, epochs=2)
+            >>> loader.read([(4, 5), (6, 8)])
+            array([0, 2, 3])
+        """
+        order = self._order
+        epoch = positions[0][0] // order.epoch_rows
+        first, start = epoch * order.steps_per_epoch, epoch * order.epoch_rows
+        indices = np.concatenate([
+            order.indices(first, range(low - start, high - start)) for low, high in positions
+        ])  # fmt: skip
+        return self._batch(indices, epoch, f"positions {list(positions)}")
+
+    def _batch(self, indices: np.ndarray, epoch: int, where: str) -> Any:
         try:
-            batch = self._source.read(indices, self._change(step))
+            batch = self._source.read(indices, self._change(epoch))
             for transform in self._batch_transforms:
                 batch = transform(batch)
         except StopIteration as error:  # it would end the consumer's loop without a word
-            what = f"the source or a transform raised {error!r} at step {step}"
+            what = f"the source or a transform raised {error!r} at {where}"
             raise FeedError(what, hint="a source raises IndexError past its end") from error
         except BaseException as error:
-            error.add_note(f"in the batch of step {step}, epoch {self.epoch(step)}")
+            error.add_note(f"in the batch of {where}, epoch {epoch}")
             raise
         return batch
 
-    def _change(self, step: int) -> Change | None:
-        """Returns what happens to each sample of a step."""
-        augment, seed, epoch = self._augment, self._order.seed, self.epoch(step)
+    def _change(self, epoch: int) -> Change | None:
+        """Returns what happens to each sample of an epoch."""
+        augment, seed = self._augment, self._order.seed
         if augment is None and not self._transforms:
             return None
 
@@ -184,7 +230,7 @@ class Loader:
         """
         if done < 0 or (self._order.steps is not None and done > self._order.steps):
             raise IndexError(f"a loader of {self._order.steps} steps cannot begin at step {done}")
-        return Batches(self, done, self._order.steps, ahead=self._prefetch, workers=self._workers)
+        return Batches(self, done, self._order.steps, ahead=self.prefetch, workers=self.workers)
 
     def state(self, step: int) -> dict[str, int]:
         """Returns the position before a step as plain numbers, for a checkpoint.

@@ -55,6 +55,11 @@ class Order:
         return full if self.drop_last or not rest else full + 1
 
     @property
+    def epoch_rows(self) -> int:
+        """The number of samples of an epoch that its steps read."""
+        return min(self.steps_per_epoch * self.batch_size, self.samples)
+
+    @property
     def steps(self) -> int | None:
         """The number of steps of all epochs; None without an end."""
         return None if self.epochs is None else self.epochs * self.steps_per_epoch

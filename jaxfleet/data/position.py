@@ -42,6 +42,9 @@ class Position:
             FeedError: it is not one, or it is of another order.
         """
         here = cls.of(order, 0).plain()
+        if "ledger" in state:
+            what = "the position is that of a job whose trainers leased their samples"
+            raise FeedError(what, hint="go on in a relaxed mode, with step.batches(loader)")
         if state.keys() != here.keys():
             what = (
                 f"a position has {', '.join(here)}, and this state {', '.join(state) or 'nothing'}"

@@ -17,7 +17,7 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.runtime.checkpointing import open_for, read_leaves
 from jaxfleet.runtime.remote_state import RemoteState
-from jaxfleet.transport.messages import Kind, Tensor
+from jaxfleet.transport.messages import Kind, Plain, Tensor
 
 
 def save_job(
@@ -29,7 +29,7 @@ def save_job(
 ) -> None:
     """Writes a checkpoint of the current step; on failure the previous one stays.
 
-    `data` is the position of trainer 0's loader.
+    `data` is the position of trainer 0's loader; that of the servers' ledger by default.
     """
     client.doing("saving")
     what, error = client.unique(f"save {path}"), None
@@ -69,7 +69,7 @@ def _save(
     served: RemoteState,
     path: Path,
     leaves: Sequence[Any],
-    data: Mapping[str, int] | None,
+    data: Mapping[str, Plain] | None,
 ) -> None:
     step, receipts = client.step, list[PartReceipt]()
     asked = [client.request(s, Kind.SAVE, body={"path": str(path)}) for s in _servers(client)]
@@ -80,6 +80,9 @@ def _save(
         for request in asked:
             assert request.answer is not None
             receipts.append(_receipt(request.answer.body.get("receipt")))
+        leased = asked[0].answer.body.get("data") if asked[0].answer is not None else None
+        if data is None and isinstance(leased, dict):
+            data = leased  # the position of the job's ledger
         commit(path, receipts, step=step, facts=position_facts(data))
     except BaseException:
         discard(path, receipts)

@@ -176,7 +176,7 @@ class ServerStep(Generic[State, Metrics]):
         sys.exit(self.serve())
 
     __call__ = evaluate = save = restore = resume = pull = place = _serve_instead
-    look_up = shrink = export = stats = log_to = memory_report = _serve_instead
+    batches = look_up = shrink = export = stats = log_to = memory_report = _serve_instead
 
     @property
     def tables(self) -> NoReturn:

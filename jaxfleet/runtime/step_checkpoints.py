@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
+from jaxfleet.data import Batches, Loader
 from jaxfleet.env import PeriodicSaves
 from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
@@ -130,6 +131,10 @@ class CheckpointMethods(ABC, Generic[State]):
             return state, 0
         path, done = found
         return self.restore(path), done
+
+    def batches(self, loader: Loader, done: int = 0) -> Batches:
+        """Returns the batches of a loader after `done` steps, as `TrainingStep.batches`."""
+        return loader.from_step(done)
 
     def _extra(self) -> Mapping[str, np.ndarray]:
         """Returns the values that are saved beside the user's leaves."""

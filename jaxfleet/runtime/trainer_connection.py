@@ -105,6 +105,12 @@ class TrainerSync:
         if inner is not None:
             inner.flush()
 
+    def idle(self, client: Client) -> None:
+        """Takes a step without gradients, after everything before it was sent."""
+        client.next_step(0)
+        client.doing(f"step {client.step}, without samples")
+        client.idle()
+
     def take(self) -> dict[str, Any]:
         """Returns values received since the last step ended."""
         if self._communicator is not None:

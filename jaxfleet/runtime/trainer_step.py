@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
+from jaxfleet.data import Batches, Loader
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
@@ -17,6 +18,7 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.runtime.evaluation import Evaluating
+from jaxfleet.runtime.leased_batches import LeasedBatches
 from jaxfleet.runtime.memory_report import fitting
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
@@ -195,6 +197,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         self._keeper.settle(client)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
+        client.leases.train()
         with client.spans.span("step", step=client.step, rows=rows):
             new, fetched = variant.run({**self._served.held(leaves), **fresh}, data, rows)
             new.update(self._pace.end(new, rows // variant.sharers))
@@ -241,6 +244,41 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             values = self._through_changes(lambda: self._served.pull(self.client, wanted))
         return {at: values.get(name, leaves[at]) for at, name in names.items()}
 
+    def batches(self, loader: Loader, done: int = 0) -> Batches | LeasedBatches:
+        """Returns the batches of a loader for this trainer's steps.
+
+        If trainers wait for each other, they are those after `done` steps. In the other modes
+        trainers lease samples from server 0, so that each is trained on once, whichever trainer is
+        lost: the position is the servers', and comes with a checkpoint that is restored.
+
+        Args:
+            loader: with `batch="local"` where trainers lease.
+            done: the number of steps that led to the state. Where trainers lease, it counts if the
+                job begins without a position.
+
+        Raises:
+            StrategyError: trainers lease samples, and the step or the loader has global batches.
+        """
+        if self._pace.mode is None or self._pace.mode.communication == "fl":
+            return loader.from_step(done)
+        if self.strategy.batch != "local" or not loader.is_local:
+            what = f"trainers lease samples in the mode '{self.strategy.communication}', and"
+            which = "the loader's" if self.strategy.batch == "local" else "the strategy's"
+            hint = "write batch='local' for both: every trainer trains on samples of its own"
+            raise StrategyError(f"{what} {which} batch is 'global'", hint=hint)
+        return LeasedBatches(
+            loader, lambda: self.client, flush=self._pace.flush, advance=self._advance, done=done
+        )
+
+    def _advance(self, level: int) -> None:
+        """Goes on to a step without gradients, and takes part in the periodic checkpoints."""
+        while self.client.step < level:
+            self._pace.idle(self.client)
+            if self._saver is not None and self._newest.leaves:
+                tree = self.captured.signature.state_tree
+                state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
+                self._saver.after_step(state)
+
     def look_up(self, table: str, keys: Any) -> np.ndarray:
         """Returns rows of a table as of the last step, as `Step.look_up`; not collective.
 
@@ -286,7 +324,8 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
     def stats(self) -> dict[str, Any]:
         """Returns counters of this process, of every server, and of tables over all servers.
 
-        By `trainer`, `servers` (a list) and `tables` (by name).
+        By `trainer`, `servers` (a list), `tables` (by name), and `data`: where trainers lease
+        samples, how many were trained on once, twice and never, by epoch.
         """
         return self._through_changes(self._counted)
 
@@ -302,7 +341,8 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             **self._pace.stats(),
         }
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
-        return {"trainer": mine, "servers": servers, "tables": table_stats(servers)}
+        tables, data = table_stats(servers), servers[0].get("data", {})
+        return {"trainer": mine, "servers": servers, "tables": tables, "data": data}
 
     def _statistics(self) -> Mapping[str, Any]:
         found = {

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
 import numpy as np
 
+from jaxfleet.data import Batches, Loader
 from jaxfleet.ir import Program
 from jaxfleet.runtime.memory_report import MemoryReport
 from jaxfleet.runtime.metrics_log import AnyWriter, MetricsLog
 
 if TYPE_CHECKING:  # a default needs Python 3.13, or a package that only type checkers bring
     from typing_extensions import TypeVar
+
+    from jaxfleet.runtime.leased_batches import LeasedBatches  # which imports the servers' client
 
     State = TypeVar("State", default=Any)
     Metrics = TypeVar("Metrics", default=Any)
@@ -80,6 +83,13 @@ class TrainingStep(Protocol[State, Metrics_co]):
 
         A script begins with it if a process may take a lost one's place: it then skips as many
         batches.
+        """
+        ...
+
+    def batches(self, loader: Loader, done: int = 0) -> "Batches | LeasedBatches":
+        """Returns the batches of a loader after `done` steps.
+
+        In the relaxed modes trainers lease them, and servers have the position.
         """
         ...
 

@@ -29,6 +29,7 @@ class Kind(enum.Enum):
     ASSIGN = "assign"
     PUSH = "push"
     PULL = "pull"
+    LEASE = "lease"
     VALUES = "values"
     LOOK_UP = "look_up"
     ROWS = "rows"

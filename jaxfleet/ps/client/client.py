@@ -81,6 +81,7 @@ class Client(RequestSender):
     def rewind(self, step: int) -> None:
         """Discards pushes after a step, to whose state the servers return."""
         self.rewinds += 1
+        self.leases.clear()
         for known in self.servers:
             known.rewind(step)
 
@@ -238,6 +239,10 @@ class Client(RequestSender):
             self._say_hello_again(requests)
             self._check_pending(now)
 
+    def clock_s(self) -> float:
+        """Returns the time in seconds; only differences matter."""
+        return self._clock()
+
     @property
     def clock(self) -> int:
         """The step up to which the newest values include all trainers' pushes, if reported."""
@@ -349,6 +354,8 @@ class Client(RequestSender):
         for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
             known.replay.saved(pulse.saved)
+            if server == 0:
+                self.leases.saved(pulse.saved)
             if pulse.incarnation == known.greeted:
                 known.replay.applied(pulse.step)
             if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:

@@ -135,6 +135,10 @@ class Communicator:
         if self.client.step - self._clock > self.mode.staleness:
             self.client.doing(f"waiting after step {self.client.step}")
             self.flush()
+        if self.client.step - self._clock > self.mode.staleness and self._ask is not None:
+            self._asked = self._ask()  # steps without gradients received no values
+            self._asked.ask()
+            self._wait()
         self.staleness.note(self.client.step - self._clock)
         return self.take()
 

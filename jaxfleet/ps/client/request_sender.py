@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability.notices import alert
+from jaxfleet.ps.client.lease_log import LeaseLog
 from jaxfleet.ps.client.server_session import PendingRequest, ServerRestartedError, ServerSession
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.timeouts import Timeouts
@@ -73,6 +74,7 @@ class RequestSender:
     """Numbers and sends a trainer's messages.
 
     `rows` are those of the step's global batch, of which all trainers must report the same number.
+    `leases` are samples leased from server 0, to which pushes acknowledge them.
     `has_sent` means that pushes were sent since the last wait.
     """
 
@@ -85,6 +87,10 @@ class RequestSender:
     rows: int = 0
     sent_bytes: int = 0
     has_sent: bool = False
+    leases: LeaseLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leases = LeaseLog(until_saved=self.replay.limit_bytes > 0)
 
     def request(
         self,
@@ -113,7 +119,17 @@ class RequestSender:
         body: dict[str, Plain] = {"rows": self.rows}
         if encoded:
             body["encoded"] = dict(encoded)
-        self._push(server, Kind.PUSH, body, tensors)
+        self._push(server, Kind.PUSH, self._with_leases(server, body), tensors)
+
+    def idle(self) -> None:
+        """Sends all servers the current step, which has no gradients."""
+        for server in range(len(self.servers)):
+            body: dict[str, Plain] = {"rows": self.rows, "idle": True}
+            self._push(server, Kind.PUSH, self._with_leases(server, body), ())
+
+    def _with_leases(self, server: int, body: dict[str, Plain]) -> dict[str, Plain]:
+        leases = self.leases.push(self.step) if server == 0 else []
+        return {**body, "leases": leases} if leases else body
 
     def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
         self._push(server, Kind.PUSH_ROWS, body, tensors)
@@ -152,6 +168,8 @@ class RequestSender:
         """Sends a hello; the first one includes the text of the job's programs."""
         tensors = self.me.packed_text() if is_first else ()
         body = self.me.hello(self.timeouts, self.step)
+        if server == 0 and self.leases.order:
+            body["data"] = self.leases.declared()
         return self.request(server, Kind.HELLO, body=body, tensors=tensors)
 
     def define(self, server: int) -> PendingRequest:

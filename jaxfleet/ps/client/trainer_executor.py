@@ -145,6 +145,13 @@ class TrainerExecutor:
         else:
             RelaxedRun(self._host, ops, values, communicator=self._communicator).run()
 
+    def receive(self) -> dict[str, Any]:
+        """Receives the values that the program receives, and runs nothing else of it."""
+        receives = [op for op in self.program.root.ops if op.type in {"recv", "concat"}]
+        run = HostRun(self._host, receives, {})
+        run.ask()
+        return run.finish()
+
     @property
     def copies(self) -> Copies:
         return self._host.copies
@@ -272,6 +279,8 @@ class PeriodicExchange:
 
     def begin(self) -> dict[str, Any]:
         """Begins a step; returns the values received since the last."""
+        if not self.counts_exchanges and self.client.step - self._clock > self.mode.staleness:
+            self._refresh()  # after steps without gradients
         own = self._steps if self.counts_exchanges else self.client.step - self._clock
         self.staleness.note(own)
         return self.take()
@@ -297,6 +306,17 @@ class PeriodicExchange:
 
     def stats(self) -> dict[str, Plain]:
         return self.staleness.plain()
+
+    def _refresh(self) -> None:
+        """Receives the servers' values after the others' changes, without changes of its own."""
+        self.flush()
+        given = self.exchange.receive()
+        for old in self._olds:
+            name = old.removesuffix(_OLD)
+            self._values[name] = self._values[name] + (given[name] - self._old[old])
+            self._old[old] = given[name]
+        self._newest = dict(self._values)
+        self._clock = self.client.clock
 
     def _meet(self) -> None:
         if self.counts_exchanges:

@@ -23,13 +23,15 @@ _DENSE = ""  # kind of dense gradients; the other kinds are table names
 class TrainerUpdate:
     """The gradients of one step of a trainer, or of several merged ones, of which it is the last.
 
-    The blocks that are `left` have not run for it.
+    The blocks that are `left` have not run for it. An idle one has no gradients: its trainer had
+    no samples, and only advances its clock.
     """
 
     trainer: int
     step: int
     arrays: dict[str, np.ndarray | RowGradient] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
+    is_idle: bool = False
 
     @property
     def bytes(self) -> int:
@@ -56,6 +58,10 @@ class AsyncRowScheduler:
     @property
     def is_under_way(self) -> bool:
         return any(self._running.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._waiting or self.is_under_way)
 
     def restart(self) -> None:
         self._waiting.clear()
@@ -195,6 +201,22 @@ class AsyncScheduler(Scheduler):
         elif found.arrays.keys() >= self.plan.merges.keys():
             self._whole.append(self._partial.pop(trainer))
 
+    def idle(self, step: int, trainer: int) -> None:
+        self.left.discard(trainer)
+        if step <= self._newest(trainer):
+            self.duplicates += 1
+            return
+        self._partial.pop(trainer, None)
+        self._whole.append(TrainerUpdate(trainer, step, is_idle=True))
+
+    def settle(self) -> None:
+        while self._whole and self._whole[0].is_idle and self.applied >= 0:
+            if self._running is not None or not self.tables.is_empty:
+                return  # gradients that came before are applied before
+            update = self._whole.popleft()
+            for kind in self._kinds:
+                self._has_applied(kind, update.trainer, update.step)
+
     def _under_way(self, trainer: int) -> list[TrainerUpdate]:
         """Returns the complete updates of a trainer that are not applied."""
         updates = (*self._whole, *((self._running,) if self._running is not None else ()))
@@ -230,6 +252,8 @@ class AsyncScheduler(Scheduler):
     def hand_out(self) -> list[tuple[BlockPlan, SentGradients]]:
         if self.applied < 0 or self._running is not None or not self._whole:
             return []
+        if self._whole[0].is_idle:  # `settle` applies it
+            return []
         update = self._running = self._whole.popleft()
         update.left = {block.index for block in self.plan.blocks}
         return [(block, self._sent(update, block)) for block in self.plan.blocks]
@@ -257,6 +281,8 @@ class AsyncScheduler(Scheduler):
 
         A lost push is resent; after its successor it would count as late.
         """
+        if table == _DENSE and _DENSE not in self._kinds:
+            return True  # only idle steps are pushed
         done = self._done.get((table, trainer), -1)
         here = self._newest(trainer) if table == _DENSE else self.tables.seen(table, trainer)
         return after <= max(done, here)

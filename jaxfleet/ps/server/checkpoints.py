@@ -171,6 +171,7 @@ class RetainedValues:
         shrunk: `ServerTable.shrunk` of each table.
         own: `OwnState.versions` of the trainers, and its step.
         base: the step of the state that the job began with.
+        data: the position of the job's ledger of samples, if it has one.
     """
 
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -181,6 +182,7 @@ class RetainedValues:
     own: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
     own_step: int = -1
     base: int = 0
+    data: Mapping[str, Plain] | None = None
 
     def own_versions(self) -> dict[str, dict[int, np.ndarray]]:
         return {name: dict(of_leaf) for name, of_leaf in self.own.items()}
@@ -211,7 +213,8 @@ class RetainedValues:
             own.setdefault(name, {})[int(step)] = array
         own_step, base = facts.get("own_step", -1), facts.get("base", 0)
         text = arrays.get(_TEXT)
-        return cls(extras, facts["extras_step"], parts, shrunk, text, own, own_step, base)
+        step, data = facts["extras_step"], facts.get("data")
+        return cls(extras, step, parts, shrunk, text, own, own_step, base, data)
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,7 @@ class RecoveryCheckpoints:
             "extras_step": retained.extras_step,
             "own_step": retained.own_step,
             "base": retained.base,
+            "data": None if retained.data is None else dict(retained.data),
             "shrunk": {name: list(said) for name, said in retained.shrunk.items()},
             "steps": _plain(progress.steps),
             "kinds": {kind: _plain(done) for kind, done in progress.kinds.items()},

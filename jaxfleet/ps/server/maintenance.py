@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.checkpoint import PartReceipt, open_checkpoint
+from jaxfleet.checkpoint.data_position import position_in
 from jaxfleet.ps.server.checkpoints import load_state, load_stores, save_part, save_tables_part
+from jaxfleet.ps.server.lease_record import LeaseRecord
 from jaxfleet.ps.server.outbox import (
     DeviceTask,
     Outbox,
@@ -161,6 +163,7 @@ class MaintenanceQueue:
             self._start_own(request)
             return
         path, stores = Path(str(message.body["path"])), self._stores(message)
+        data = held.leases.position(held.scheduler.step_of)
         if stores is None and step != held.step:
             what = f"a save of step {step} came when step {held.step} was applied"
             self.outbox.refuse(request, RequestError("bad_message", what))
@@ -175,7 +178,7 @@ class MaintenanceQueue:
 
         def then(receipt: PartReceipt) -> None:
             self.saves += 1
-            self._answer(request, receipt, step)
+            self._answer(request, receipt, step, data)
             self._free()
 
         self._hand_out("saving", run, then, request)
@@ -201,9 +204,13 @@ class MaintenanceQueue:
         """Replies that there is no space for a checkpoint: pushes are to be kept."""
         self.outbox.reply(request, Kind.OK, {"is_full": True})
 
-    def _answer(self, request: Request, receipt: PartReceipt, step: int) -> None:
+    def _answer(
+        self, request: Request, receipt: PartReceipt, step: int, data: Plain = None
+    ) -> None:
         body: dict[str, Plain] = {"files": receipt.files, "bytes": receipt.bytes, "step": step}
         body["receipt"] = receipt.to_plain()
+        if data is not None:
+            body["data"] = data
         self.outbox.reply(request, Kind.OK, body)
 
     def _start_shrink(self, request: Request) -> None:
@@ -253,14 +260,17 @@ class MaintenanceQueue:
     def _start_load(self, request: Request) -> None:
         held, path = self.held, Path(string_field(request.message, "path"))
 
-        def run() -> tuple[dict[str, Any], list[TableStore], int]:
+        def run() -> tuple[dict[str, Any], list[TableStore], LeaseRecord, int]:
             arrays, step = load_state(path, held.plan)
-            stores = load_stores([open_checkpoint(path)], held.plan)
-            return dict(held.executor.assign(arrays)), stores, step
+            checkpoint, leases = open_checkpoint(path), LeaseRecord()
+            leases.load(position_in(checkpoint))
+            stores = load_stores([checkpoint], held.plan)
+            return dict(held.executor.assign(arrays)), stores, leases, step
 
-        def then(loaded: tuple[dict[str, Any], list[TableStore], int]) -> None:
-            views, stores, step = loaded
+        def then(loaded: tuple[dict[str, Any], list[TableStore], LeaseRecord, int]) -> None:
+            views, stores, leases, step = loaded
             held.host.update(views)
+            held.leases.ledger = leases.ledger
             held.replace_stores(stores)
             self.own.begin_anew()
             held.begin_from(step)

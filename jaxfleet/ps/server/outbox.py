@@ -12,7 +12,9 @@ from jaxfleet.transport.messages import Kind, Message, Peer, Plain, Tensor
 _LONGEST = 2000  # characters of an error
 _MOST_WAITING = 512  # requests of one kind and trainer: each is checked on every arrival
 # Reads may be repeated; reductions and barriers have their own logs, which hold the arrays.
-_ONCE = frozenset({Kind.DEFINE, Kind.ASSIGN, Kind.SAVE, Kind.LOAD, Kind.SHRINK, Kind.BYE})
+_ONCE = frozenset(
+    {Kind.DEFINE, Kind.ASSIGN, Kind.LEASE, Kind.SAVE, Kind.LOAD, Kind.SHRINK, Kind.BYE}
+)
 _PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
 _MOST_ANSWERS = 64  # replies kept; a waiting trainer has few requests in flight
 

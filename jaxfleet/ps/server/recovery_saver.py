@@ -287,6 +287,7 @@ class RecoverySaver:
             {name: dict(of_leaf) for name, of_leaf in held.own.versions.items()},
             held.own.step,
             held.base,
+            held.leases.position(held.scheduler.step_of),
         )
 
 

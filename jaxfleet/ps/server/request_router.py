@@ -10,6 +10,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.ops import Array
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints, RestoredServer, load_stores
 from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.lease_record import LeaseRecord, pushed_positions
 from jaxfleet.ps.server.maintenance import MaintenanceQueue
 from jaxfleet.ps.server.options import SaveFolders, ServerIdentity
 from jaxfleet.ps.server.outbox import (
@@ -133,6 +134,8 @@ class RequestRouter:
 
     Attributes:
         on_load: called when a checkpoint was loaded, which voids all earlier messages.
+        on_progress: called when blocks may have run.
+        leases: the job's ledger of samples, on server 0.
         is_restored: the state is that of a recovery checkpoint; what came later was lost.
         is_frozen: no block may run until there is a program for the new members of the job.
     """
@@ -146,6 +149,8 @@ class RequestRouter:
     queued_bytes: int
     folders: SaveFolders = field(default_factory=SaveFolders)
     on_load: Callable[[], None] = lambda: None
+    on_progress: Callable[[], None] = lambda: None
+    leases: LeaseRecord = field(default_factory=LeaseRecord)
     is_restored: bool = False
     is_frozen: bool = False
     _awaits_program: bool = False
@@ -216,6 +221,7 @@ class RequestRouter:
         held.extras.arrays, held.extras.step = dict(retained.extras), retained.extras_step
         held.own.step, held.own.versions = retained.own_step, retained.own_versions()
         held.base = retained.base
+        self.leases.load(retained.data)
         loaded.parts.keep(retained.parts)
         for name, said in retained.shrunk.items():
             held.tables[name].shrunk = said
@@ -279,6 +285,7 @@ class RequestRouter:
             self.links.others = plan.exchange.others
         held, outbox, own, resume = ServerState.of(plan), self.outbox, self._own, self.resume_work
         held.own, held.keeps_past = self._own_state.state, self._keeps_past
+        held.leases = self.leases
         most = self.queued_bytes
         parts = PartialSums(held, outbox, self.links, self.me, most, self.clock)
         self._loaded = LoadedProgram(
@@ -302,8 +309,13 @@ class RequestRouter:
     # Requests.
 
     def push(self, request: Request) -> None:
+        positions = pushed_positions(request.message)
         self.loaded.values.push(request)
+        if positions is not None:
+            self.leases.push(request, positions, self.step_of(request.trainer))
         self._note_exchange(request)
+        if request.message.body.get("idle"):
+            self.resume_work()
         self._run()  # gradients alone do not make a value ready
 
     def push_rows(self, request: Request) -> None:
@@ -373,11 +385,13 @@ class RequestRouter:
     def resume_work(self) -> None:
         """Answers requests and starts tasks that have become possible."""
         if self._loaded is not None:
+            self._loaded.held.scheduler.settle()
             self._pulls.serve(self._loaded.held)
             self._look_ups.serve(self._loaded.held)
             if not self._awaits_program:
                 self._loaded.maintenance.serve()
             self._run()
+            self.on_progress()
 
     def _run(self) -> None:
         """Starts the blocks that can run, except during maintenance."""

@@ -132,6 +132,10 @@ class Scheduler(Protocol):
         `rows` are those of the trainer's batch; 0 if unknown.
         """
 
+    def idle(self, step: int, trainer: int) -> None:
+        """Takes a step without gradients: it is applied after the trainer's earlier ones."""
+        del step, trainer
+
     def push_rows(self, table: str, push: RowPush) -> None:
         """Takes a trainer's push to a table."""
 
@@ -163,6 +167,10 @@ class Scheduler(Protocol):
         return None
 
     # Updates.
+
+    def settle(self) -> None:
+        """Applies the steps without gradients that are due."""
+        ...
 
     def hand_out(self) -> list[tuple[BlockPlan, SentGradients]]:
         """Returns the blocks that can run, in order, with their gradients."""

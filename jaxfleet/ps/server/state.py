@@ -15,6 +15,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ps.server.async_scheduler import AsyncScheduler
 from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.lease_record import LeaseRecord
 from jaxfleet.ps.server.own_state import OwnState
 from jaxfleet.ps.server.scheduler import RowPush, Scheduler
 from jaxfleet.ps.server.staleness import compensate
@@ -214,6 +215,7 @@ class ServerState:
         extras: values outside the server's state.
         exchanges: seconds that each trainer has spent on sending pushes and waiting for values.
         own: the trainers' own state.
+        leases: the job's ledger of samples, on server 0.
         base: the step of the state that the job began with.
         keeps_past: values of the previous step are kept, for a trainer that returns.
     """
@@ -226,6 +228,7 @@ class ServerState:
     tables: dict[str, ServerTable] = field(default_factory=dict)
     exchanges: dict[int, float] = field(default_factory=dict)
     own: OwnState = field(default_factory=OwnState)
+    leases: LeaseRecord = field(default_factory=LeaseRecord)
     base: int = 0
     keeps_past: bool = False
     _past: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)  # by name and step
@@ -359,5 +362,6 @@ class ServerState:
             "block_s": counts.block_s,
             "duplicates": scheduler.duplicates,
             "queued_bytes": scheduler.queued_bytes + scheduler.queued_row_bytes,
+            "data": self.leases.stats(scheduler.step_of),
             "tables": {name: dict(table.stats()) for name, table in self.tables.items()},
         }

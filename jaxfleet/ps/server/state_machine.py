@@ -19,6 +19,7 @@ from jaxfleet.ops import Array
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.lease_requests import LeaseHandler
 from jaxfleet.ps.server.liveness import LivenessMonitor
 from jaxfleet.ps.server.membership_changes import MembershipChanges
 from jaxfleet.ps.server.metrics import ServerMetrics
@@ -79,7 +80,9 @@ class ServerCore:
         self._router = RequestRouter(self.outbox, self._me, self._links, own, cache, clock, most)
         self._router.folders = SaveFolders(options.save_dirs)
         self._collectives = CollectiveHandler(self.outbox, self.trainers, self._router, most)
-        self._router.on_load = self._collectives.forget
+        self._leases = LeaseHandler(self.outbox, self.trainers, self._router, clock)
+        self._router.on_load = self._loaded
+        self._router.on_progress = self._leases.serve
         record = DepartureRecord(own.series.root, options.launch_id) if own is not None else None
         common = self.outbox, self.trainers, self._router, self._collectives
         self._sessions = TrainerSessions(endpoint, *common, self._me, options.server, record)
@@ -92,6 +95,7 @@ class ServerCore:
             self.trainers.expect(self._router.loaded.held.plan.trainers)
             self.trainers.text = self._me.text = restored.retained.text
             self._sessions.resume()
+            self._leases.restarted(trainers=self._router.loaded.held.plan.trainers)
         elif record is not None:
             record.clear()
 
@@ -102,6 +106,7 @@ class ServerCore:
             Kind.ASSIGN: self._collectives.assign,
             Kind.PUSH: self._router.push,
             Kind.PULL: self._router.pull,
+            Kind.LEASE: self._leases.lease,
             Kind.LOOK_UP: self._router.look_up,
             Kind.PUSH_ROWS: self._router.push_rows,
             Kind.REDUCE: self._collectives.reduce,
@@ -172,6 +177,8 @@ class ServerCore:
                 self._from_server(message)
             elif message.kind is Kind.HELLO:
                 self._changes.hello(peer, message, self._clock())
+                if self.trainers.id_of(peer) is not None:
+                    self._leases.greeted(message)
             elif message.kind is Kind.JOIN:
                 self._changes.join(peer, message, self._clock())
             else:
@@ -210,6 +217,7 @@ class ServerCore:
         self._changes.look(now)
         self._advance()
         self._liveness.look_at_waits(now)
+        self._leases.look(now)
         if self._me.job:  # before the first hello, the others are unknown
             body: dict[str, Plain] = {**self._word(now), "program": self._me.program}
             self._links.beat(body, self.outbox.name, now, self.options.heartbeat_s)
@@ -263,6 +271,7 @@ class ServerCore:
             if known.ended is not None:
                 known.ended = min(known.ended + seconds, now)
         self._liveness.forgive(seconds, now)
+        self._leases.forgive(seconds, now)
 
     def take_tasks(self) -> list[DeviceTask]:
         """Returns the next tasks, in order; each is passed to `finish` or `fail`."""
@@ -322,8 +331,13 @@ class ServerCore:
         if self.failure is None:
             self._sessions.end()
 
+    def _loaded(self) -> None:
+        self._collectives.forget()
+        self._leases.forget()
+
     def _bye(self, request: Request) -> None:
         self._sessions.bye(request)
+        self._leases.left(request.trainer)
         self._liveness.look_at_waits(self._clock())
 
     def _give_up(self, request: Request) -> None:

@@ -153,6 +153,9 @@ class SyncScheduler(Scheduler):
         self.applied += 1
         return True
 
+    def settle(self) -> None:
+        """Does nothing: every step has gradients."""
+
     def follow(self, step: int) -> None:
         self.wanted = max(self.wanted, step)
         if not self.plan.blocks and not self.plan.tables and self.applied >= 0:

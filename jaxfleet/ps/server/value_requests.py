@@ -62,7 +62,13 @@ class PushHandler:
             raise RequestError("bad_message", what, hint="push as far as the pulls were answered")
         if not scheduler.follows(request.trainer, previous_push(message)):
             raise missing_push_error(message)
-        scheduler.push(message.step, request.trainer, tensors, rows)
+        if not message.body.get("idle"):
+            scheduler.push(message.step, request.trainer, tensors, rows)
+        elif plan.waits or tensors:
+            what = "a step without gradients is one of a trainer that the others do not wait for"
+            raise RequestError("bad_message", what)
+        else:
+            scheduler.idle(message.step, request.trainer)
 
     def hand_out(self) -> None:
         scheduler = self.held.scheduler
