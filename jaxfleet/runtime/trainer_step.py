@@ -1,5 +1,6 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
@@ -81,6 +82,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         self._cache = cache if cache is not None else ExecutableCache()
         self._scaling, self._joined, self._leaves = scaling, None, False
         self._compares = False
+        self._sent: tuple[list[Any], list[Any]] | None = None  # a state that is no step's result
         self._take(programs, example)
         if self._job.dumps.folder is not None:
             add_to_dump(self._job.dumps.folder, self._history())
@@ -201,7 +203,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         with client.spans.span("step", step=client.step, rows=rows):
             new, fetched = variant.run({**self._served.held(leaves), **fresh}, data, rows)
             new.update(self._pace.end(new, rows // variant.sharers))
-        self._has_run = True
+        self._has_run, self._sent = True, None
         self._newest.leaves = self._served.leaves(new)
         self._keeper.keep(client, self._newest.leaves)
         metrics: Metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
@@ -378,6 +380,9 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         newest = self._newest
         if newest.is_made_of(leaves):
             return leaves
+        sent = self._sent  # by this step, before it was interrupted
+        if sent is not None and all(map(operator.is_, sent[0], leaves)):
+            return sent[1]
         newest.check(leaves, tree)
         if not newest.leaves:
             self._refuse_another_state()
@@ -392,4 +397,5 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         ]
         self._pace.restart(self._served.held(found))
         self._keeper.keep(self.client, found)
+        self._sent = list(leaves), found
         return found
