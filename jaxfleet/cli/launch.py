@@ -43,6 +43,15 @@ def _interval(text: str) -> SaveInterval:
         raise argparse.ArgumentTypeError(f"{error}; write 300s, 5m, 1h or 100steps") from None
 
 
+def _numbers(text: str) -> tuple[int | None, int]:
+    """Returns the least number of ranks, if given, and the number at first: `4`, `1:4`."""
+    least, colon, most = text.rpartition(":")
+    try:
+        return int(least) if colon else None, int(most)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write 4, or 1:4") from None
+
+
 def _folders(text: str) -> tuple[Path, ...]:
     return tuple(Path(word) for word in text.split(os.pathsep) if word)
 
@@ -92,8 +101,10 @@ OF_SERVERS = (
 )  # fmt: skip
 
 OF_COLLECTIVE = (
-    Option("--nproc", "nproc", "how many ranks each machine has; there are no servers then",
-           "N", int),
+    Option("--nproc", "nproc", "how many ranks each machine has, and no servers; MIN:MAX lets it "
+           "start again with fewer, without those that were lost", "N", _numbers),
+    Option("--min-nodes", "min_nodes", "how many of --nodes are enough for a start; all unless "
+           "given", "N", int),
     Option("--devices-per-process", "cpu_devices",
            "how many devices the CPU stands in for in each rank", "D", int),
     Option("--gpus", "gpus", "the GPUs that ranks share out; all unless given", "0,1"),
@@ -173,6 +184,7 @@ def _collective_job(command: tuple[str, ...], given: Mapping[str, Any]) -> Colle
     options = _picked(given, (*OF_ANY, *OF_COLLECTIVE))
     if "nodes" in options and "name" not in options:
         options["name"] = options["nodes"].job_name
+    options["min_nproc"], options["nproc"] = options["nproc"]
     gpus = options.pop("gpus", None)
     if gpus is not None:
         options["gpus"] = selected_gpus(gpus)

@@ -221,6 +221,9 @@ class CollectiveJob(AnyJob):
     Attributes:
         command: of every rank.
         nproc: the number of ranks on each machine.
+        min_nproc: the number that a machine has at least when the job starts again without the
+            ranks that were lost; `nproc` by default.
+        min_nodes: the number of machines without which the job does not start; all by default.
         gpus: this machine's, by number; its ranks share them out. None for a job without GPUs, or
             for jax's default.
         cpu_devices: the number of CPU devices of each rank; None for jax's default.
@@ -229,6 +232,8 @@ class CollectiveJob(AnyJob):
 
     command: tuple[str, ...]
     nproc: int = 1
+    min_nproc: int | None = None
+    min_nodes: int | None = None
     gpus: tuple[int, ...] | None = None
     cpu_devices: int | None = None
     proxies: bool = True
@@ -236,7 +241,12 @@ class CollectiveJob(AnyJob):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("nproc", self.nproc, 1, _MOST_PROCESSES)
-        check_range("port", self.port, 0, _MOST_PORT - self.nproc)
+        check_range("min_nproc", self.enough_nproc, 1, self.nproc)
+        check_range("min_nodes", self.enough_nodes, 1, len(self.nodes.names))
+        if self.is_elastic and not self.max_restarts:
+            what = "a job that never starts again has the ranks of its first start"
+            raise StrategyError(what, hint="give --max-restarts, or no least number of ranks")
+        check_range("port", self.port, 0, _MOST_PORT - self.nproc - self.meets)
         if self.cpu_devices is not None:
             check_range("devices per process", self.cpu_devices, 1, math.inf)
         if self.gpus is not None and len(self.gpus) % self.nproc:
@@ -246,6 +256,24 @@ class CollectiveJob(AnyJob):
         if not self.command:
             hint = "give a program and its arguments, one string each"
             raise StrategyError("a job needs a command", hint=hint)
+
+    @property
+    def enough_nproc(self) -> int:
+        return self.nproc if self.min_nproc is None else self.min_nproc
+
+    @property
+    def enough_nodes(self) -> int:
+        return len(self.nodes.names) if self.min_nodes is None else self.min_nodes
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job may start again with fewer ranks."""
+        return self.enough_nproc < self.nproc or self.enough_nodes < len(self.nodes.names)
+
+    @property
+    def meets(self) -> bool:
+        """Whether launches agree on each start, at `port`; the ports of ranks follow it then."""
+        return self.is_elastic and self.nodes.several
 
 
 def check_range(name: str, value: int, least: int, most: float) -> None:

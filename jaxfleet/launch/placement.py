@@ -4,7 +4,7 @@ import errno
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxfleet.env import read_visible_gpus, wants_gpus
@@ -127,33 +127,44 @@ class RankPlaces:
 
     def __init__(self, job: CollectiveJob) -> None:
         self._job = job
-        first = job.nodes.index * job.nproc
-        self.ranks = range(first, first + job.nproc)
+        self.ranks = range(0)
         self.endpoints: tuple[str, ...] = ()
         self._ports: Ports | None = None
 
-    def move(self, start: int) -> None:
+    @property
+    def meeting_endpoint(self) -> str:
+        """Where the launches of several machines agree on a start."""
+        job = self._job
+        return f"{job.nodes.names[0]}:{job.port or FIRST_PORT}"
+
+    def move(self, start: int, ranks: Mapping[str, int] | None = None) -> None:
+        """Places the ranks of a start; `ranks` is their number on each machine that it has."""
         job, nodes = self._job, self._job.nodes
+        counts = [job.nproc if ranks is None else ranks.get(name, 0) for name in nodes.names]
+        own = counts[nodes.index]
+        before = sum(counts[: nodes.index])
+        self.ranks = range(before, before + own)
         first = job.port or (FIRST_PORT if nodes.several else 0)
         if first:
+            first += job.meets
             starts = (_PORTS - first) // job.nproc  # each with its own ports
             first += start % starts * job.nproc
-        ports = self._taken(first, start)
+        ports = self._taken(own, first, start)
         self.close()  # only now, so that no new port is an old one
         self._ports = ports
         self.endpoints = tuple(ports.endpoints)
         if nodes.several:
-            self.endpoints = nodes.endpoints([job.nproc] * len(nodes.names), first)
+            self.endpoints = nodes.endpoints(counts, first)
 
-    def _taken(self, first: int, start: int) -> Ports:
+    def _taken(self, count: int, first: int, start: int) -> Ports:
         """Returns ports from a number on; on one machine, a restart may take others."""
-        job, nodes = self._job, self._job.nodes
+        nodes = self._job.nodes
         try:
-            return Ports(job.nproc, first=first, host=nodes.own)
+            return Ports(count, first=first, host=nodes.own)
         except StrategyError:
             if not start or nodes.several:
                 raise
-            return Ports(job.nproc, host=nodes.own)
+            return Ports(count, host=nodes.own)
 
     def give(self, rank: int) -> None:
         assert self._ports is not None

@@ -2,7 +2,7 @@
 
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from jaxfleet.launch.job_spec import PORT_TAKEN, Job
@@ -25,6 +25,7 @@ from jaxfleet.launch.starter import (
     with_secret,
 )
 from jaxfleet.launch.termination import Deadline, Ender, Outcome, failure, told
+from jaxfleet.launch.whole_job import restarting
 from jaxfleet.observability import LongWait
 
 _MOST_PORT_TAKEN = 20
@@ -57,16 +58,17 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         kept = Folders(folder.resolve(), meeting, compiled, saves)
         members = Members(job, places=places, starter=starter, folders=kept)
         stack.callback(members.spares.close)
-        return _Launch(job, starter, members).run()
+        return restarting(job, starter, _Launch(job, starter, members))
 
 
 class _Launch:
-    """A job from its first start to its end."""
+    """The servers and trainers of this machine, from start to start of the job."""
 
     def __init__(self, job: Job, starter: Starter, members: Members) -> None:
         self._job, self._starter, self._members = job, starter, members
         self._console, self._events = starter.console, starter.events
         self._deadline = Deadline(job)
+        self._before = 0  # the number of processes of earlier starts
         self._forget_deaths()
 
     def _forget_deaths(self) -> None:
@@ -80,37 +82,28 @@ class _Launch:
         self._taken = defaultdict[int, RestartBudget](lambda: RestartBudget(_MOST_PORT_TAKEN))
         self._waiting: set[tuple[str, int]] = set()  # dead ones that are about to be started again
 
-    def run(self) -> int:
-        start, most = 0, self._job.max_restarts
-        while True:
-            outcome = self._once(start)
-            if outcome.failed is None or start == most:
-                return outcome.status
-            start += 1
+    def prepare(self, start: int) -> int:
+        if start:
             self._forget_deaths()
-            self._console.complain(
-                f"the whole job is started again ({start} of {most}), from what it has saved"
-            )
+        return start
 
-    def _once(self, start: int) -> Outcome:
-        members, outcome = self._members, Outcome(1, "the launch itself failed")
-        ender, before = Ender(self._job, self._starter), len(self._starter.everybody)
-        try:
-            members.start(start)
-            if not self._starter.everybody:
-                self._console.say("this machine has none of the job's processes")
-            outcome = self._watch()
-        finally:
-            if outcome.why:
-                self._console.complain(f"{outcome.why}; stopping all")
-            ender.stop(members.trainers.values(), outcome.number)
-            ender.stop(members.servers.values(), signal.SIGTERM)
-            if outcome.failed is None or start == self._job.max_restarts:
-                ender.stop(members.spares.processes, signal.SIGTERM)
-            ender.report(self._starter.everybody[before:], outcome.failed)
-        if ender.told is not None and outcome.failed is not None:
-            return told(ender.told)  # a signal forbids a restart
-        return outcome
+    def describe_restart(self, count: str) -> str:
+        return f"the whole job is started again ({count}), from what it has saved"
+
+    def run(self, start: int) -> Outcome:
+        self._before = len(self._starter.everybody)
+        self._members.start(start)
+        if not self._starter.everybody:
+            self._console.say("this machine has none of the job's processes")
+        return self._watch()
+
+    def stop(self, ender: Ender, outcome: Outcome, *, is_last: bool) -> Sequence[Process]:
+        members = self._members
+        ender.stop(members.trainers.values(), outcome.number)
+        ender.stop(members.servers.values(), signal.SIGTERM)
+        if is_last:
+            ender.stop(members.spares.processes, signal.SIGTERM)
+        return self._starter.everybody[self._before :]
 
     def _watch(self) -> Outcome:
         deadline = self._deadline

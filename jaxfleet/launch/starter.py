@@ -126,7 +126,7 @@ class Starter:
         keeper: GuardClient,
         console: Console,
         events: Events,
-        logs: Mapping[str, BinaryIO],
+        logs: "Logs",
     ) -> None:
         self._job, self._keeper, self._logs = job, keeper, logs
         self._settings = _settings(job)
@@ -178,6 +178,31 @@ class Starter:
         )
 
 
+class Logs:
+    """The log files of a job's processes, each opened when its first process starts.
+
+    Machines that share a folder do not empty each other's files: a process has a number of its own.
+    """
+
+    def __init__(self, folder: Path | None, names: Mapping[str, str]) -> None:
+        self._folder, self._names = folder, names
+        self._opened: dict[str, BinaryIO] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name: str) -> BinaryIO | None:
+        """Returns a process's file, if the job has logs and the process has one."""
+        if self._folder is None or name not in self._names:
+            return None
+        if name not in self._opened:
+            self._opened[name] = (self._folder / self._names[name]).open("wb", buffering=0)
+        return self._opened[name]
+
+    def close(self) -> None:
+        for file in self._opened.values():
+            file.close()
+
+
 def log_name(role: str, number: int) -> str:
     """Returns the name of a process's log.
 
@@ -227,15 +252,11 @@ def starting(
         events = Events()
         stack.enter_context(events.signals())
         console = Console(tuple(logs), lambda: events.put(Told(signal.SIGPIPE)), quiet=job.quiet)
-        opened: dict[str, BinaryIO] = {}
-        if job.log_dir is not None:
-            job.log_dir.mkdir(parents=True, exist_ok=True)
-            for name, log in logs.items():
-                file = (job.log_dir / log).open("wb", buffering=0)
-                opened[name] = stack.enter_context(file)
+        written = Logs(job.log_dir, logs)
+        stack.callback(written.close)
         keeper = GuardClient(job.grace_s, folders)
         stack.callback(keeper.close)
-        yield Starter(job, keeper=keeper, console=console, events=events, logs=opened)
+        yield Starter(job, keeper=keeper, console=console, events=events, logs=written)
 
 
 def _settings(job: AnyJob) -> dict[str, str]:

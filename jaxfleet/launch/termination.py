@@ -60,6 +60,10 @@ class Deadline:
         return sooner
 
     @property
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self.at
+
+    @property
     def missed(self) -> Outcome:
         return Outcome(_TIMED_OUT, f"the job was not done after {self._limit_s:g} s")
 

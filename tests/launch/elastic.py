@@ -19,7 +19,7 @@ import optax
 import jaxfleet as jf
 from jaxfleet.env import read_restart
 
-STEPS = 8
+STEPS, ROWS = 8, 12
 tx = jf.distributed_optimizer(optax.adam(0.05))
 
 
@@ -36,8 +36,8 @@ def train_step(state: Any, batch: Any) -> Any:
 
 def batch_of(number: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(number)
-    x = random.normal(size=(8, 6)).astype(np.float32)
-    return {"x": x, "y": x.sum(1) + random.normal(size=8).astype(np.float32)}
+    x = random.normal(size=(ROWS, 6)).astype(np.float32)
+    return {"x": x, "y": x.sum(1) + random.normal(size=ROWS).astype(np.float32)}
 
 
 def main(folder: Path, *dying: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxfleet.launch.starter import write_secret
 from tests.launch.jobs import free_ports
 
 SCRIPT = Path(__file__).with_name("elastic.py")
@@ -84,3 +85,51 @@ def test_machines_start_again_for_want_of_a_rank_that_was_killed_on_another(
         assert "all ranks are started again (1 of 1)" in out, out
         assert out.count("begins at 4 in start 1") == 1, out
     assert same(finals(tmp_path), undisturbed)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """Returns the final state of one device."""
+    folder = tmp_path_factory.mktemp("alone")
+    ended(started(folder, "--nproc", "1"))
+    return dict(np.load(folder / "final-0.npz"))
+
+
+def is_close(folder: Path, rank: int, alone: dict[str, np.ndarray]) -> bool:
+    """Whether a final state is that of one device, but for the order of sums in float32."""
+    found = dict(np.load(folder / f"final-{rank}.npz"))
+    assert found.keys() == alone.keys()
+    return all(np.allclose(found[name], alone[name], rtol=1e-4, atol=1e-6) for name in alone)
+
+
+def test_a_job_goes_on_with_the_ranks_that_are_left(
+    tmp_path: Path, alone: dict[str, np.ndarray]
+) -> None:
+    (out,) = ended(started(tmp_path, "--nproc", "1:3", "--max-restarts", "1", dying=True))
+    assert "rank 1 killed by SIGKILL" in out, out
+    assert "started again (1 of 1), each from what it has saved; 2 of 3 ranks are left" in out, out
+    assert out.count("begins at 4 in start 1") == 2, out
+    assert all(is_close(tmp_path, rank, alone) for rank in range(2))
+    assert not (tmp_path / "final-2.npz").exists()
+
+
+def test_a_job_goes_on_without_a_machine_that_is_lost(
+    tmp_path: Path, alone: dict[str, np.ndarray]
+) -> None:
+    options = ["--nproc", "1", "--nodes", "127.0.0.1,127.0.0.2", "--min-nodes", "1"]
+    options += ["--max-restarts", "1", "--job", "j", "--port", str(free_ports(6))]
+    options += ["--secret-file", str(write_secret(tmp_path / "key")), "--node"]
+    # The rank of the other machine is killed before step 5, and its launch then.
+    lost, first = (started(tmp_path, *options, f"127.0.0.{n}", dying=True) for n in (2, 1))
+    assert lost.stdout is not None
+    before = ""
+    while "rank 1 killed by SIGKILL" not in before:
+        before = lost.stdout.readline()
+        assert before, "the launch ended early"
+    lost.kill()
+    (out,) = ended(first)
+    lost.communicate(timeout=LONGEST_S)
+    assert "PeerLostError: step 6: rank 1 is lost" in out, out
+    assert "started again (1 of 1), each from what it has saved; 1 of 2 ranks are left" in out, out
+    assert out.count("begins at 4 in start 1") == 1, out
+    assert is_close(tmp_path, 0, alone)

@@ -2,7 +2,10 @@
 
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +13,11 @@ from jaxfleet.cli import launch as cli
 from jaxfleet.cli import main
 from jaxfleet.env import read_restart
 from jaxfleet.errors import AssertedError, StrategyError
-from jaxfleet.launch import CollectiveJob, Nodes, launch_ranks, placement
+from jaxfleet.launch import CollectiveJob, Nodes, launch_ranks, placement, rendezvous_ends
 from jaxfleet.launch.placement import seen_gpus, selected_gpus
-from tests.launch.jobs import WAIT_S, free_ports, noted, noting, runs
+from jaxfleet.launch.rendezvous import Rendezvous
+from jaxfleet.launch.starter import write_secret
+from tests.launch.jobs import WAIT_S, free_ports, noted, noting, runs, wait_until
 from tests.launch.ranks import SAYS, command, failing, places, ranks
 
 pytestmark = pytest.mark.processes
@@ -127,6 +132,122 @@ def test_a_job_that_is_told_to_stop_while_it_stops_is_not_started_again(tmp_path
     assert not any(runs(pid) for pid in noted(tmp_path))
 
 
+@pytest.mark.grid  # two restarts; the next test has one, and `test_slots.py` the decisions
+def test_a_start_is_without_ranks_that_were_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"nproc": 3, "min_nproc": 2, "max_restarts": 2, "gpus": range(6)}
+    logs = tmp_path / "logs"
+    assert launch_ranks(ranks(SAYS + failing(tmp_path, 2), log_dir=logs, **options)) == 0
+    out, err = capsys.readouterr()
+    found = [(place["JAXFLEET_RESTART"], place) for place in places(out)]
+    gpus = [
+        [place["FLAGS_selected_gpus"] for start, place in found if start == number]
+        for number in "012"
+    ]
+    # Slot 1 is lost first, then slot 2, which is rank 1 by then; two ranks are the least number.
+    assert gpus == [["0,1", "2,3", "4,5"], ["0,1", "4,5"], ["0,1", "2,3"]]
+    assert [place["PADDLE_TRAINERS_NUM"] for _, place in found] == ["3", "2", "2"] * 2 + ["3"]
+    again = "each from what it has saved; 2 of 3 ranks are left; rank 1 failed"
+    for count in ("1 of 2", "2 of 2"):
+        assert f"all ranks are started again ({count}), {again}" in err
+    assert sorted(path.name for path in logs.iterdir()) == [f"rank-{n}.log" for n in range(3)]
+
+
+WANTING = """
+import os, signal, sys, time
+if os.environ["JAXFLEET_RESTART"] == "0":
+    if os.environ["PADDLE_TRAINER_ID"] == "0":
+        sys.exit("jaxfleet.errors.PeerLostError: step 6: rank 2 is lost")
+    time.sleep(200)
+"""
+
+
+def test_a_rank_that_reports_a_lost_peer_is_not_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert launch_ranks(ranks(SAYS + WANTING, nproc=2, min_nproc=1, max_restarts=1)) == 0
+    out, err = capsys.readouterr()
+    assert [place["PADDLE_TRAINERS_NUM"] for place in places(out)] == ["2"] * 4
+    assert "each from what it has saved; 2 of 2 ranks are left\n" in err
+
+
+# The first machine's rank fails until the other's, whose launch is killed in start 0, is back.
+ALONE = """
+import os, pathlib, sys, time
+here, start = pathlib.Path({folder!r}), os.environ["JAXFLEET_RESTART"]
+(here / f"start{{start}}.{{os.environ['PADDLE_TRAINER_ID']}}").touch()
+while start == "0" and not (here / "gone").exists():
+    time.sleep(0.05)
+if os.environ["PADDLE_TRAINERS_NUM"] == "1" or start == "0":
+    time.sleep(0.2)
+    sys.exit("jaxfleet.errors.PeerLostError: rank 1 is lost")
+"""
+
+
+@pytest.mark.grid  # `test_rendezvous.py` has the decisions without processes
+def test_a_start_is_without_a_machine_that_is_missing_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decides = Rendezvous("127.0.0.1+127.0.0.2", ("127.0.0.1", "127.0.0.2"), least=1)
+    monkeypatch.setattr(rendezvous_ends, "Rendezvous", lambda *_: decides)
+    monkeypatch.setenv("JAXFLEET_MEETING_DIR", str(tmp_path))
+    code, port, most = SAYS + ALONE.format(folder=str(tmp_path)), free_ports(200), 500
+    write_secret(tmp_path / "secret")
+    options = ["--nproc", "1", "--nodes", "127.0.0.1,127.0.0.2", "--min-nodes", "1"]
+    options += ["--secret-file", str(tmp_path / "secret"), "--max-restarts", str(most)]
+    options += ["--port", str(port), "--timeout", str(WAIT_S), "--node", "127.0.0.2"]
+    job = ranks(
+        code,
+        name="127.0.0.1+127.0.0.2",
+        nodes=Nodes(("127.0.0.1", "127.0.0.2"), "127.0.0.1"),
+        min_nodes=1,
+        port=port,
+        secret_file=tmp_path / "secret",
+        max_restarts=most,
+    )
+    with ThreadPoolExecutor(1) as here:
+        status = here.submit(launch_ranks, job)
+        with command(tmp_path, code, *options) as other:
+            wait_until(lambda: (tmp_path / "start0.1").exists() or status.done(), "its rank")
+            other.kill()
+        decides.last_call_s = 0.5
+        (tmp_path / "gone").touch()
+        wait_until((tmp_path / "start1.0").exists, "a start without the other machine")
+        with command(tmp_path, code, *options) as other:
+            also, error = other.communicate(timeout=2 * WAIT_S)
+        assert (status.result(), other.returncode) == (0, 0), error
+    out, err = capsys.readouterr()
+    first, *alone, last = places(out)
+    assert first["PADDLE_TRAINERS_NUM"] == last["PADDLE_TRAINERS_NUM"] == "2"
+    assert {place["PADDLE_TRAINERS_NUM"] for place in alone} == {"1"}
+    assert f"started again (1 of {most}), each from what it has saved; 1 of 2 ranks are left" in err
+    (back,) = places(also)
+    for name in ("PADDLE_TRAINER_ENDPOINTS", "JAXFLEET_RESTART", "JAXFLEET_MEETING_DIR"):
+        assert back[name] == last[name]
+    assert [place["PADDLE_TRAINER_ID"] for place in (last, back)] == ["0", "1"]
+
+
+def test_a_launch_of_another_job_is_refused(tmp_path: Path) -> None:
+    write_secret(tmp_path / "secret")
+    names, port = ("127.0.0.1", "127.0.0.2"), free_ports(4)
+    jobs = [
+        ranks(
+            "pass",
+            name=name,
+            nodes=Nodes(names, own),
+            min_nodes=1,
+            port=port,
+            secret_file=tmp_path / "secret",
+            max_restarts=1,
+        )
+        for name, own in zip(("one", "other"), names, strict=True)
+    ]
+    host, guest = (rendezvous_ends.machine_rendezvous(job, f"127.0.0.1:{port}") for job in jobs)
+    with closing(host), closing(guest), pytest.raises(StrategyError, match="refused: here meet"):
+        guest.meet(1, -1, lambda _: False)
+
+
 def test_two_machines_agree_on_ranks_and_ports_of_every_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +329,10 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (["--nproc", "0"], "nproc is 0"),
         (["--nproc", "1", "--max-restarts", "-1"], "max_restarts is -1"),
+        (["--nproc", "3:2", "--max-restarts", "1"], "min_nproc is 3"),
+        (["--nproc", "1:2"], "a job that never starts again has the ranks of its first start"),
+        (["--nproc", "1", "--min-nodes", "2", "--max-restarts", "1"], "min_nodes is 2"),
+        (["--min-nodes", "1"], "--min-nodes does nothing here"),
         (["--nproc", "1", "--devices-per-process", "0"], "devices per process is 0"),
         (["--nproc", "2", "--gpus", "0,1,2"], "3 GPUs cannot be shared out to 2 processes"),
         (["--nproc", "2", "--port", "65535"], "port is 65535"),
