@@ -61,7 +61,7 @@ def test_byes_that_are_lost_for_seconds_are_said_again_while_the_server_lives(
     waits: bool,
 ) -> None:
     """Found by seed 5279: the trainer ended well after 2 s, and the server waited for it."""
-    lost = {number: LossOfOne(Kind.BYE, number) for number in range(12)}
+    lost: dict[int, Fault] = {number: LossOfOne(Kind.BYE, number) for number in range(12)}
     mode = Mode(servers=1, waits=waits)
     run, found = check(Schedule(0, mode, keeps_checkpoints=False, pace_s=(0.1, 0.2), faults=lost))
     assert not found
