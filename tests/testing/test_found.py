@@ -3,9 +3,9 @@
 import pytest
 
 from jaxfleet.testing.simulation import Schedule, check
-from jaxfleet.testing.simulation.faults import Fault, KillServer, Loss, LossOfOne, Reset
+from jaxfleet.testing.simulation.faults import Fault, KillServer, LossOfOne, Reset
 from jaxfleet.testing.simulation.job import Run
-from jaxfleet.testing.simulation.workload import TRAINER_RETURN_S, Mode
+from jaxfleet.testing.simulation.workload import Mode
 from jaxfleet.transport.messages import Kind
 
 
@@ -54,24 +54,3 @@ def test_a_trainer_that_lost_an_answer_still_takes_part_in_a_restore(
 def test_a_connection_may_break_after_a_restore(at_s: float) -> None:
     """Found by seeds 10761 and 10905: pushes of void steps counted as lost."""
     survives(RESTORING, Reset(at_s, 1, 0), keeps_checkpoints=False)
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_byes_that_are_lost_for_seconds_are_said_again_while_the_server_lives(
-    waits: bool,
-) -> None:
-    """Found by seed 5279: the trainer ended well after 2 s, and the server waited for it."""
-    lost: dict[int, Fault] = {number: LossOfOne(Kind.BYE, number) for number in range(12)}
-    mode = Mode(servers=1, waits=waits)
-    run, found = check(Schedule(0, mode, keeps_checkpoints=False, pace_s=(0.1, 0.2), faults=lost))
-    assert not found
-    assert run.took_s < TRAINER_RETURN_S / 3
-
-
-def test_the_schedule_of_seed_5279_ends_well() -> None:
-    lost = Loss(at_s=2.169236486095512, for_s=2.743681107581904, share=0.5)
-    pace_s = (0.4218882510572523, 0.04341824173606507)
-    mode = Mode(servers=1, waits=True)
-    schedule = Schedule(5279, mode, keeps_checkpoints=False, pace_s=pace_s, faults={0: lost})
-    assert schedule.must_succeed
-    assert not check(schedule)[1]

@@ -274,33 +274,15 @@ class Client(RequestSender):
         try:
             with suppress(JaxfleetError, MembershipChangedError):
                 self._save_last()
-            self._say_bye()
+            self._check_s = _CHECK_BYE_S
+            # A lost server needs no bye, nor one whose job goes on without this trainer.
+            with suppress(JaxfleetError, MembershipChangedError):
+                servers = range(len(self.servers))
+                returns_s = self.timeouts.server_return_s
+                limit_s = _BYE_S + (self.timeouts.lost_after_s + returns_s if returns_s else 0.0)
+                self.wait([self.request(server, Kind.BYE) for server in servers], limit_s)
         finally:
             self.abandon()
-
-    def _say_bye(self) -> None:
-        """Says bye until each server has answered, or is lost: it needs none then, or has ended.
-
-        A server without a bye would wait for this trainer after its end, `trainer_return_s` long.
-        """
-        self._check_s = _CHECK_BYE_S
-        timeouts, clock = self.timeouts, self._clock
-        limit_s = timeouts.server_return_s and timeouts.lost_after_s + timeouts.server_return_s
-        if self._heartbeat is not None:  # which reports that a server is lost
-            limit_s = self._silence_s + (timeouts.trainer_return_s or 0.0)
-        byes = [self.request(server, Kind.BYE) for server in range(len(self.servers))]
-        until = clock() + _BYE_S + limit_s
-        while waiting := [bye for bye in byes if not self.servers[bye.server].has_ended]:
-            try:
-                self.wait(waiting, until - clock())
-            except MembershipChangedError:
-                return  # the job goes on without this trainer
-            except JaxfleetError:
-                lost = [bye.server for bye in waiting if self._is_silent(bye.server)]
-                if not lost:
-                    return
-                for server in lost:
-                    self.servers[server].has_ended = True
 
     def abandon(self, why: str = "") -> None:
         """Closes without a bye, after a heartbeat that reports `why`; servers detect the loss."""
@@ -367,6 +349,7 @@ class Client(RequestSender):
         """Detects restarted servers, and raises for lost ones."""
         if self._heartbeat is None:
             return
+        limit_s = self.timeouts.lost_after_s + self.timeouts.server_return_s
         self._look_at_members(self._heartbeat.pulse(0).membership)
         for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
@@ -377,8 +360,8 @@ class Client(RequestSender):
                 known.replay.applied(pulse.step)
             if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:
                 self._recovery.see_new(server, str(pulse.incarnation))
-            elif known.is_open and not known.has_ended and self._is_silent(server):
-                doing, step, limit_s = pulse.doing, self.step, self._silence_s
+            elif known.is_open and self._heartbeat.silent_s(server) > limit_s:
+                doing, step = pulse.doing, self.step
                 raise lost_server_error(
                     self.me, server, requests, step=step, limit_s=limit_s, doing=doing
                 )
@@ -397,14 +380,6 @@ class Client(RequestSender):
             raise MembershipChangedError(newest)  # it is only about to take another place
         for server in range(len(self.servers)):
             self.request(server, Kind.MEMBERS, body=newest.plain())
-
-    @property
-    def _silence_s(self) -> float:
-        """How long a server may send no heartbeat, as it may be restarted meanwhile."""
-        return self.timeouts.lost_after_s + self.timeouts.server_return_s
-
-    def _is_silent(self, server: int) -> bool:
-        return self._heartbeat is not None and self._heartbeat.silent_s(server) > self._silence_s
 
     def _say_hello_again(self, requests: Sequence[PendingRequest]) -> None:
         hellos = [r for r in requests if r.message.kind is Kind.HELLO and not r.is_done]

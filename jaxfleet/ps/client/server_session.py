@@ -174,7 +174,6 @@ class ServerSession:
         oldest: number of the oldest pending request, 0 if there is none.
         damaged: consecutive frames that it could not read.
         check_at_s: when to check that it has received the pending requests.
-        has_ended: it has answered this trainer's bye, or was lost after that was sent.
         exchange_s: time spent sending pushes and waiting for their values, not reported to it yet.
         clock: the step up to which the last values included all trainers' pushes, if trainers do
             not wait for each other; -1 if not reported.
@@ -203,7 +202,6 @@ class ServerSession:
     damaged: int = 0
     check_at_s: float = 0.0
     exchange_s: float = 0.0
-    has_ended: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -227,7 +225,6 @@ class ServerSession:
         self.damaged = 0
         kind = request.message.kind
         self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
-        self.has_ended = self.has_ended or kind is Kind.BYE
         applied = request.answer.body.get("applied") if request.answer is not None else None
         if kind is Kind.PULL and isinstance(applied, int):
             self.replay.applied(applied)
