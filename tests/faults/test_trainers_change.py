@@ -53,7 +53,7 @@ def check_close(
             )
 
 
-@pytest.mark.parametrize("kind", by_default(KINDS, "clip", "norm"))
+@pytest.mark.parametrize("kind", by_default(KINDS, "norm"))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_that_leaves_changes_nothing(
     kind: str, trainer: int, undisturbed: Undisturbed
@@ -115,9 +115,9 @@ def forget_killed(job: ChangingJob) -> int:
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("number", by_default(range(7, 75, 2), 13, 20, 21, 27))
+@pytest.mark.parametrize("number", by_default(range(7, 75, 2), 13, 21))
 @pytest.mark.parametrize("trainer", [0, 1])
-@pytest.mark.parametrize("kind", by_default(KINDS, "clip", "clip_after"))
+@pytest.mark.parametrize("kind", by_default(KINDS, "clip_after"))
 def test_a_trainer_lost_at_any_message_changes_nothing(
     kind: str, trainer: int, number: int, undisturbed: Undisturbed
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_trainer_lost_at_any_message_changes_nothing(
     check_close(job, undisturbed, trainers=2 - forget_killed(job))
 
 
-@pytest.mark.parametrize("kind", by_default(KINDS, "clip", "norm"))
+@pytest.mark.parametrize("kind", by_default(KINDS, "clip"))
 def test_processes_that_join_change_nothing(kind: str, undisturbed: Undisturbed) -> None:
     job = changing(kind, joins_at_s=(0.4, 0.4))
     job.run()
@@ -137,7 +137,7 @@ def test_processes_that_join_change_nothing(kind: str, undisturbed: Undisturbed)
 
 
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("kind", by_default(KINDS, "clip", "norm"))
+@pytest.mark.parametrize("kind", by_default(KINDS, "clip"))
 def test_two_then_four_then_one_then_three_trainers_are_as_one_device(
     kind: str, undisturbed: Undisturbed
 ) -> None:
@@ -227,7 +227,7 @@ def test_a_trainer_lost_in_a_save_leaves_the_whole_checkpoint(
 
 
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("number", by_default(range(1, 14), 1, 3, 6))
+@pytest.mark.parametrize("number", by_default(range(1, 14), 3))
 def test_a_trainer_lost_while_another_joins_changes_nothing(
     number: int, undisturbed: Undisturbed
 ) -> None:
@@ -250,7 +250,7 @@ def test_a_trainer_lost_while_another_joins_changes_nothing(
 
 
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("number", by_default(range(1, 10), 2, 5))
+@pytest.mark.parametrize("number", by_default(range(1, 10), 5))
 def test_a_process_lost_while_it_joins_changes_nothing(
     number: int, undisturbed: Undisturbed
 ) -> None:
