@@ -115,7 +115,7 @@ def forget_killed(job: ChangingJob) -> int:
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("number", by_default(range(7, 75, 6), 13, 19))
+@pytest.mark.parametrize("number", by_default(range(7, 75, 12), 19, 31))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("kind", by_default(KINDS, "clip_after"))
 def test_a_trainer_lost_at_any_message_changes_nothing(

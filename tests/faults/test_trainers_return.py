@@ -52,7 +52,7 @@ def test_a_trainer_killed_between_steps_changes_nothing(
     check_same(job.results(), undisturbed(kind, STEPS))
 
 
-MESSAGES = range(1, 48, 2)
+MESSAGES = range(3, 48, 4)
 
 
 def kill_before(job: TrainingJob, trainer: int, number: int, *, away_s: float) -> None:
@@ -70,7 +70,7 @@ def kill_before(job: TrainingJob, trainer: int, number: int, *, away_s: float) -
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("number", by_default(MESSAGES, 5, 11, 15, 19, 23, 27))
+@pytest.mark.parametrize("number", by_default(MESSAGES, 7, 11, 15, 19, 23, 27))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("kind", by_default(["clip", "keys", "clip_twice", "norm"], "norm"))
 def test_a_trainer_killed_at_any_message_changes_nothing(
