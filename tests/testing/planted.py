@@ -23,7 +23,7 @@ def double_apply(patch: pytest.MonkeyPatch) -> None:
 def lost_fsync(patch: pytest.MonkeyPatch) -> None:
     """Checkpoints are renamed before their content is on disk, and torn blocks are accepted."""
     sync = files.sync
-    for name, module in sys.modules.items():
+    for name, module in list(sys.modules.items()):  # another thread may import
         if name.startswith("jaxfleet.") and getattr(module, "sync", None) is sync:
             patch.setattr(module, "sync", lambda _: None)
     patch.setattr(substitutes, "reading_sum", lambda _: _Anything())
