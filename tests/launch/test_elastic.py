@@ -1,5 +1,6 @@
 """A collective job whose rank is killed resumes from its checkpoint, to the same result."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -119,15 +120,19 @@ def test_a_job_goes_on_without_a_machine_that_is_lost(
     options = ["--nproc", "1", "--nodes", "127.0.0.1,127.0.0.2", "--min-nodes", "1"]
     options += ["--max-restarts", "1", "--job", "j", "--port", str(free_ports(6))]
     options += ["--secret-file", str(write_secret(tmp_path / "key")), "--node"]
-    # The rank of the other machine is killed before step 5, and its launch then.
+    # The launch of the other machine is suspended once its rank has begun, so that it cannot come
+    # to the next start, and the rank is killed before step 5.
     lost, first = (started(tmp_path, *options, f"127.0.0.{n}", dying=True) for n in (2, 1))
     assert lost.stdout is not None
     before = ""
-    while "rank 1 killed by SIGKILL" not in before:
+    while "begins at 0" not in before:
         before = lost.stdout.readline()
         assert before, "the launch ended early"
-    lost.kill()
-    (out,) = ended(first)
+    lost.send_signal(signal.SIGSTOP)
+    try:
+        (out,) = ended(first)
+    finally:
+        lost.kill()
     lost.communicate(timeout=LONGEST_S)
     assert "PeerLostError: step 6: rank 1 is lost" in out, out
     assert "started again (1 of 1), each from what it has saved; 1 of 2 ranks are left" in out, out
