@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jaxfleet.transport.messages import Plain
 
+CHANGED = "rescaled"  # the error of requests of an epoch that ends
 _MOST = 1 << 16  # trainers of a job
 _LONGEST = 200  # characters of a session
 

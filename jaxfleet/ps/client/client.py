@@ -25,7 +25,7 @@ from jaxfleet.ps.client.server_session import (
     value_clock,
 )
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
-from jaxfleet.ps.membership import Membership, MembershipChangedError
+from jaxfleet.ps.membership import CHANGED, Membership, MembershipChangedError
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Connections, Kind, Message
 
@@ -327,7 +327,7 @@ class Client(RequestSender):
         elif number not in known.repeated or number in known.waiting:
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
-            if message.body.get("error") == "rescaled":
+            if message.body.get("error") == CHANGED:
                 raise MembershipChangedError(Membership.of(message.body))
             raise refusal_error(self.me, server, message)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.observability.notices import alert
-from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.membership import CHANGED, Membership
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.request_router import RequestRouter
@@ -22,7 +22,6 @@ from jaxfleet.transport.messages import Kind, Message, Peer, Plain
 
 _MOST_CANDIDATES = 1024
 _TOGETHER_S = 1.0  # within which trainers leave together
-_CHANGED = "rescaled"  # the error of requests of an epoch that ends
 
 
 @dataclass
@@ -250,14 +249,18 @@ class MembershipChanges:
         if membership.epoch <= newest.epoch or not membership.sessions:
             return
         self.following, self._since = membership, now
+        self._send_back(self._changed(membership, "the members change again"))
+        self.router.freeze()
+
+    def _send_back(self, refusal: RequestError) -> None:
+        """Refuses the hellos of the next epoch that have arrived."""
         arrived, self._arrived = self._arrived, {}
         for peer, message in arrived.values():
-            self.outbox.error(peer, message, self._changed(membership, "the members change again"))
-        self.router.freeze()
+            self.outbox.error(peer, message, refusal)
 
     def _changed(self, membership: Membership, why: str) -> RequestError:
         return RequestError(
-            _CHANGED, f"the trainers of the job change: {why}", more=membership.plain()
+            CHANGED, f"the trainers of the job change: {why}", more=membership.plain()
         )
 
     def look(self, now: float) -> None:
@@ -274,19 +277,16 @@ class MembershipChanges:
         assert self.following is not None
         options = self.trainers.options
         absent = [n for n in range(len(self.following.sessions)) if n not in self._arrived]
-        limit = options.step_timeout_s if options.goes_on else options.lost_after_s
+        limit_s = options.step_timeout_s
+        if not options.goes_on:
+            limit_s = max(limit_s, options.lost_after_s)
         for number in absent:
             session = self.following.sessions[number]
             known = self.trainers.process(session)
             silent = known is not None and now - known.heard > options.lost_after_s
-            if (silent and not options.goes_on) or now - self._since > max(
-                limit, options.step_timeout_s
-            ):
+            if (silent and not options.goes_on) or now - self._since > limit_s:
                 what = f"trainer {number} of {len(self.following.sessions)} did not come when the "
-                refusal = RequestError("peer_lost", f"{what}trainers of the job changed")
-                arrived, self._arrived = self._arrived, {}
-                for peer, message in arrived.values():
-                    self.outbox.error(peer, message, refusal)
+                self._send_back(RequestError("peer_lost", f"{what}trainers of the job changed"))
                 return
 
     def advance(self, now: float, *, is_idle: bool) -> None:
