@@ -81,7 +81,6 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         self.captured, self.strategy = captured, strategy
         self._cache = cache if cache is not None else ExecutableCache()
         self._scaling, self._joined, self._leaves = scaling, None, False
-        self._compares = False
         self._sent: tuple[list[Any], list[Any]] | None = None  # a state that is no step's result
         self._take(programs, example)
         if self._job.dumps.folder is not None:
