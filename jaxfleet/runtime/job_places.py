@@ -7,8 +7,7 @@ from time import monotonic
 from jaxfleet.env import PserverRole
 from jaxfleet.observability import spans_of
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.connected_client import connected_client
-from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.connected_client import connected_client, job_heartbeat
 from jaxfleet.ps.client.joining import STRANGER, join_job
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.membership import Membership
@@ -51,9 +50,10 @@ class JobPlaces:
         cluster = self.cluster
         network = job_network(cluster.secret_file)
         lines = network.connect(cluster.endpoints)
-        heartbeat = Heartbeat(  # while this process transpiles
-            network, cluster.endpoints, sender=STRANGER, session=session
-        )
+        heartbeat = job_heartbeat(  # while this process transpiles
+            network, cluster.endpoints, sender=STRANGER, session=session,
+            lost_s=self.strategy.lost_after_s,
+        )  # fmt: skip
         try:
             return join_job(
                 lines,

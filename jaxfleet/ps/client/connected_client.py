@@ -1,5 +1,7 @@
 """A client of the servers of a job over the network, with heartbeats."""
 
+from collections.abc import Sequence
+
 from jaxfleet.observability import Spans
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
@@ -9,6 +11,27 @@ from jaxfleet.transport.zmq.network import ZmqNetwork
 
 _BEATS = 5  # heartbeats that may be lost before a peer is, at least
 _MOST_BETWEEN_BEATS_S = 1.0
+
+
+def job_heartbeat(
+    network: ZmqNetwork, endpoints: Sequence[str], *, sender: str, session: str, lost_s: float
+) -> Heartbeat:
+    """Starts the heartbeats of a process of a job.
+
+    Args:
+        network: the job's.
+        endpoints: those of the servers.
+        sender: the process's name.
+        session: by which servers identify it.
+        lost_s: seconds without a heartbeat after which it is lost.
+    """
+    return Heartbeat(
+        network.connecting_anew_after(lost_s / 3, doubles=False),
+        endpoints,
+        sender=sender,
+        session=session,
+        every_s=min(_MOST_BETWEEN_BEATS_S, lost_s / _BEATS),
+    )
 
 
 def connected_client(
@@ -32,12 +55,8 @@ def connected_client(
         spans: records what the client waits for.
     """
     lost_s = timeouts.lost_after_s
-    heartbeat = Heartbeat(
-        network.connecting_anew_after(lost_s / 3, doubles=False),
-        me.endpoints,
-        sender=me.name,
-        session=me.session,
-        every_s=min(_MOST_BETWEEN_BEATS_S, lost_s / _BEATS),
+    heartbeat = job_heartbeat(
+        network, me.endpoints, sender=me.name, session=me.session, lost_s=lost_s
     )
     return Client(
         network.connecting_anew_after(lost_s).connect(me.endpoints),
