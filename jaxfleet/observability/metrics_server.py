@@ -91,13 +91,15 @@ class MetricsServer:
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._thread: threading.Thread | None = None
-        self._scrapes: deque[float] = deque([-math.inf], maxlen=_MOST)  # when the newest began
+        self._is_ending = False
+        self._asked_at = -math.inf  # when the newest scrape began, answered or not
+        self._scrapes: deque[float] = deque(maxlen=_MOST)  # when the newest answered ones began
         self._news = threading.Condition()
 
     @property
     def scraped_ago_s(self) -> float:
-        """Seconds since the last answer to a scrape."""
-        return time.monotonic() - self._scrapes[-1]
+        """Seconds since the last scrape began."""
+        return time.monotonic() - self._asked_at
 
     def wait_for_scrape(self, most_s: float) -> None:
         """Waits until as many scrapes as in the last second, and one at least, have come."""
@@ -141,14 +143,23 @@ class MetricsServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
 
     async def _end(self) -> None:
+        """Ends every connection, those too that are just being accepted.
+
+        Nothing is cancelled, and the server is closed last: otherwise asyncio (in Python 3.11)
+        drops the socket of an unfinished accept without closing it.
+        """
+        self._is_ending = True
+        for writer in self._open:
+            writer.transport.abort()
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_ending:
+            writer.transport.abort()
+            return
         self._open[writer] = None
         if len(self._open) > _MOST:
             next(iter(self._open)).transport.abort()
@@ -158,6 +169,8 @@ class MetricsServer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 began = time.monotonic()
                 answer, is_scrape = self._answer(head)
+                if is_scrape:  # before the client can know: it may be the one that ends this server
+                    self._asked_at = began
                 writer.write(answer)
                 writer.write_eof()
                 writer.close()
@@ -166,8 +179,6 @@ class MetricsServer:
                     self._note_scrape(began)
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # the client left, was slow, or sent no HTTP
-        except asyncio.CancelledError:
-            pass  # the process ends; asyncio would log it as an error of this connection
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()  # otherwise unread data would be buffered indefinitely

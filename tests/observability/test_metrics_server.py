@@ -1,5 +1,6 @@
 """Metrics are served to clients with the token, in one thread, however many or slow they are."""
 
+import gc
 import http.client
 import socket
 import threading
@@ -98,6 +99,27 @@ def test_who_reads_nothing_of_its_answer_is_closed() -> None:
             line.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         until(lambda: server.connections == 8)
         until(lambda: descriptors() == before + 8)  # the server's ends
+
+
+def test_a_scrape_counts_before_its_client_has_the_answer() -> None:
+    """Otherwise a process that ends just then does not wait for who watches it."""
+    text = bytes(32 << 20)  # more than the kernel buffers, so that the answer is not yet sent
+    server = MetricsServer(lambda: text, content_type="text/plain")
+    port = server.start("127.0.0.1", 0)
+    with closing(server), socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert line.recv(8) == b"HTTP/1.1"
+        assert server.scraped_ago_s < 10
+
+
+def test_connections_that_come_at_the_end_are_closed() -> None:
+    """A cancelled accept would leave its socket open, which the collector reports."""
+    for _ in range(20):
+        with serving() as (server, port), ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            server.close()
+            gc.collect()
 
 
 def test_a_port_that_is_taken_is_named() -> None:
