@@ -288,7 +288,7 @@ class _StageBuilder:
 
 
 def _untyped(builder: _StageBuilder, version: Version) -> object:
-    """Returns a version with names in the place of variables, which have types."""
+    """Returns a version with names instead of variables, which have types."""
     declared = builder.lineage.declared
 
     def names(operands: Sequence[int | list[int]]) -> list[object]:

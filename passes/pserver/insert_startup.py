@@ -269,7 +269,7 @@ class InsertStartup(Pass):
             return write(program, self._mark)
         if "role" in program.attrs:
             what = f"insert_startup: the program is already a {program.attrs['role']}'s"
-            raise PassError(what, hint="run it on the step, in the place of insert_send_recv")
+            raise PassError(what, hint="run it on the step, instead of insert_send_recv")
         count = len(endpoints_of(program))
         if not -1 <= self.server < count:
             raise PassError(f"insert_startup: server {self.server} of {count}")

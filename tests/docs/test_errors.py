@@ -19,7 +19,7 @@ def quoted_messages() -> list[str]:
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
-    """Yields every string of a module, with a hole in the place of each value."""
+    """Yields every string of a module, with a hole instead of each value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)

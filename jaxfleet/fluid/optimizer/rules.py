@@ -301,7 +301,7 @@ class FtrlOptimizer(Optimizer):
         self._attrs = {"l1": l1, "l2": l1, "lr_power": lr_power}
         number(l2, "'l2' of FtrlOptimizer")
         if l2 != l1:
-            reason = f"as fluid 1.8.5 does, the operator gets l1 ({l1}) in the place of l2 ({l2})"
+            reason = f"as fluid 1.8.5 does, the operator gets l1 ({l1}) instead of l2 ({l2})"
             warn_no_effect("Ftrl's l2", f"{reason}; a parameter's L2Decay regularizer acts")
 
 

@@ -65,7 +65,7 @@ def substituted(
 
 
 class PieceWriter:
-    """Writes each block of a piece to a file, in the place of `DataWriter`."""
+    """Writes each block of a piece to a file, instead of `DataWriter`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,7 +90,7 @@ class PieceWriter:
 def read_pieces(
     folder: Path, number: int, record: PieceRecord, start: int, stop: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Reads what `PieceWriter` wrote, in the place of `read_blocks`."""
+    """Reads what `PieceWriter` wrote, instead of `read_blocks`."""
     dtype = DTYPES[record.dtype]
     for index in range(start // record.block_rows, -(-stop // record.block_rows)):
         first = index * record.block_rows
