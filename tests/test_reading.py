@@ -17,7 +17,7 @@ MOST_LINES = 120
 LONGEST_S = 250.0  # a run takes about 8 s; more on a busy machine
 PARAMETERS = 10
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,13 @@ def test_one_device_is_bitwise_the_plain_function(name: str) -> None:
     compare(name, 1, STEPS)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "devices"), [*zip(CORE, cycle([2, 8]), strict=False)])
 def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", by_default(OTHERS, *DEFAULT))
 def test_the_one_device_meaning_holds_on_four_devices(name: str) -> None:
     compare(name, 4, STEPS)

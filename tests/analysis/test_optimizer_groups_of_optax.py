@@ -118,7 +118,7 @@ def test_another_optimizer_gets_the_verdict_that_its_operators_give(name: str) -
         assert parse(str(group.program)) == group.program
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", LOCAL_OPTIMIZERS)
 def test_a_row_local_group_gives_on_slices_what_it_gives_on_the_whole(name: str) -> None:
     for group in groups_of(LOCAL_OPTIMIZERS[name]).groups:

@@ -209,6 +209,7 @@ NUMBERED: Family = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("devices", "letter"), every_way((4, False), (2, True)))
 @pytest.mark.parametrize(
     "family", [REDUCTIONS, PRODUCTS, CONVOLUTIONS], ids=["reductions", "products", "convolutions"]

@@ -290,6 +290,7 @@ REMATS: Family = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("devices", "letter"), every_way((2, True), (4, False)))
 @pytest.mark.parametrize(
     "family",

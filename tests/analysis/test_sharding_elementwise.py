@@ -87,6 +87,7 @@ SUMS: Family = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("devices", "letter"), every_way((2, True), (4, False)))
 @pytest.mark.parametrize("family", [ROWS, SUMS], ids=["rows", "sums"])
 def test_element_by_element(family: Family, devices: int, *, letter: bool) -> None:

@@ -204,6 +204,7 @@ NUMBERED: Family = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("devices", "letter"), every_way((4, True), (2, False)))
 @pytest.mark.parametrize(
     "family", [SLICES, LOOKUPS, WRITES, ORDERS], ids=["slices", "look-ups", "writes", "orders"]

@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_and_its_gradient(name: str) -> None:
     function = FUNCTIONS[name]

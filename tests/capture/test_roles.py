@@ -102,6 +102,7 @@ def test_a_step_that_trains_nothing_is_all_forward() -> None:
     assert set(roles_of(step.program)) == {Role.FORWARD}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gan", "lstm", "transformer", "multisteps"])
 def test_nothing_reads_what_a_later_part_makes(name: str) -> None:
     program = captured_zoo(name).program

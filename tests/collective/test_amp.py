@@ -92,6 +92,7 @@ def test_bfloat16_is_what_rounded_products_give(name: str, devices: int, options
     assert "products in bfloat16: " in step.explain()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [("clipped", 1, {}), ("momentum", 2, {}), ("adam", 4, {"sharded": True})],

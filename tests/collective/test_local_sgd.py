@@ -91,6 +91,7 @@ def test_devices_do_what_the_algorithm_says(name: str, devices: int, k_steps: in
     assert_close(pulled.opt, mean([s.opt for s in oracle.states]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("outer", "devices"),
     [(optax.sgd(0.7, momentum=0.9, nesterov=True), 2), (optax.adam(0.05), 4)],

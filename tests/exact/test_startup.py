@@ -76,7 +76,7 @@ def check(name: str) -> None:
         assert not kept & leaves(server)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", by_default((*CORE, *OTHERS), *CHECKED))
 def test_startup_programs_bring_servers_and_trainers_what_their_programs_have(name: str) -> None:
     check(name)
@@ -119,7 +119,7 @@ class Shelf:
         """Returns at once: nothing is pending."""
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "cut"),
     [

@@ -147,7 +147,7 @@ def wrapped(name: str) -> tuple[Any, Any, str]:
     return (*build(jf.distributed_optimizer(optimizer)), why)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_that_servers_cannot_make_is_made_by_trainers(name: str) -> None:
     step, state, _ = wrapped(name)

@@ -55,6 +55,7 @@ def assert_near(found: Any, wanted: Any, allowed: float = FLOAT32) -> None:
         np.testing.assert_allclose(x, y, rtol=allowed, atol=allowed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", by_default(["mlp", "lion", "embedding", "schedule", "freeze"], "lion", "embedding")
 )
@@ -212,6 +213,7 @@ def test_reading_a_handle_says_how_to_get_the_value() -> None:
     play(script)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", by_default(["mlp", "dropout", "cnn_batchnorm", "aux_metrics"], "dropout", "aux_metrics")
 )

@@ -29,7 +29,7 @@ def collectives(_: str, message: Message) -> int:
     return 2 if message.kind in {Kind.REDUCE, Kind.REDUCED, Kind.PARTS, Kind.VALUES} else 1
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["plain", "clip", "norm"])
 @pytest.mark.parametrize("faults", [everything, pushes, collectives])
 def test_messages_that_arrive_twice_change_nothing(

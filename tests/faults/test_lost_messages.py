@@ -66,6 +66,7 @@ EVERY_KIND = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.value)
 def test_a_message_that_is_lost_is_made_good_within_seconds(
@@ -76,6 +77,7 @@ def test_a_message_that_is_lost_is_made_good_within_seconds(
     assert took_s < 15.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.REDUCED], ids=lambda kind: kind.value)
 def test_a_collective_that_is_lost_is_made_good_within_seconds(
     kind: Kind, undisturbed: Undisturbed
@@ -94,7 +96,7 @@ def test_rows_that_are_lost_are_made_good_within_seconds(
     assert took_s < 15.0
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["plain", "clip", "norm", "table"])
 def test_any_messages_may_be_lost(kind: str, seed: int, undisturbed: Undisturbed) -> None:

@@ -31,6 +31,7 @@ def on_each_another(trainer: int, state: Any) -> Any:
     return params | {name: np.ones_like(params[name])}, opt, running
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", [on_the_first, on_each_another])
 def test_both_trainers_are_told_at_once(change: Change) -> None:
     start, (first, second) = training.start("plain"), list(training.batches(2))

@@ -88,7 +88,7 @@ def test_all_trainers_end_if_trainer_0_cannot_read_the_checkpoints(
     assert "trainer 0 could not find" in job.error("trainer 1", CheckpointError)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("every", ["2steps", "0.001s"])
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("number", range(11, 48, 3))

@@ -64,6 +64,7 @@ def test_a_trainer_that_leaves_changes_nothing(
     assert job.counts() == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", by_default(KINDS, "clip", "norm"))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_job_goes_on_without_a_lost_trainer(

@@ -25,6 +25,7 @@ def start(jobs: Jobs, *options: str) -> tuple[Started, list[Started]]:
     return server, trainers
 
 
+@pytest.mark.grid
 def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=[*LONG, "--connect=150"]) as jobs:
         left, killed = jobs.all_trainers()

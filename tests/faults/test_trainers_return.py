@@ -41,6 +41,7 @@ def kill_at(
     job.on_send = look
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", by_default(KINDS, "clip_twice", "norm", "keys"))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_between_steps_changes_nothing(

@@ -24,6 +24,7 @@ JOBS: Mapping[str, Sequence[str]] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("job", ["servers", pytest.param("ranks", marks=pytest.mark.grid)])

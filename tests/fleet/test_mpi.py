@@ -84,6 +84,7 @@ def test_even_ranks_serve_and_odd_ones_work() -> None:
         assert each["text"].startswith(f"role: {1 if worker else 2}, current_id: {each['index']}, ")
 
 
+@pytest.mark.grid
 @with_mpi
 @pytest.mark.processes
 @pytest.mark.timeout(400)

@@ -37,7 +37,7 @@ def test_a_model_learns_in_one_process(name: str) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.grid] * (name in _DEAR)) for name in MODELS]
 )

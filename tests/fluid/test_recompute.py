@@ -109,6 +109,7 @@ def looped(x: fluid.Variable) -> fluid.Variable:
     return made
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("between", [turned, pytest.param(looped, marks=pytest.mark.grid)])
 def test_a_loop_that_rewrites_variables_is_computed_again(between: Any) -> None:
     kept: list[fluid.Variable | str] = []

@@ -30,6 +30,7 @@ def start(jobs: Jobs, role: str, number: int) -> Started:
     return jobs.start(f"{role} {number}", [sys.executable, SCRIPT, *options], cluster)
 
 
+@pytest.mark.grid
 def test_processes_train_as_fluids_did(tmp_path: Path) -> None:
     with Jobs(tmp_path, servers=2 * len(CASES)) as jobs:
         started = [start(jobs, role, n) for role in ("pserver", "trainer") for n in range(2)]

@@ -177,7 +177,7 @@ def test_a_program_of_each_kind_is_within_the_noise_of_one_device(name: str) -> 
     assert difference(on_devices(name), expected) <= ROOM * max(noise, CHANGE)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["moco", "mixup", "codebook", "graphs", "shampoo", "dataclasses"])
 def test_a_program_of_every_other_kind_runs_on_devices_within_the_noise(name: str) -> None:
     expected, noise = on_one_device(name)

@@ -19,6 +19,7 @@ STEPS = 40
 HTTP = b"HTTP/1.0 200 OK\r\n\r\n"
 
 
+@pytest.mark.grid
 def test_a_job_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

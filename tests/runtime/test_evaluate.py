@@ -225,6 +225,7 @@ def test_an_evaluation_keeps_no_row_and_changes_no_later_step(memory_rows: int |
     np.testing.assert_array_equal(rows_after(evaluates=True), rows_after(evaluates=False))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("memory_rows", [None, 2])
 def test_an_evaluation_keeps_no_row_on_servers(memory_rows: int | None) -> None:
     users = table_of(memory_rows)

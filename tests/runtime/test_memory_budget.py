@@ -64,6 +64,7 @@ def fitted(built: tuple[Any, Any], budget: float, devices: int = 1) -> Any:
     return jf.distribute(*built, strategy)
 
 
+@pytest.mark.grid
 def test_planning_that_takes_long_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +192,7 @@ def test_the_report_names_what_is_alive_and_is_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"curve.{ending}").stat().st_size > 1000
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("passes", ["recompute", "order_for_memory,cut_apart"])
 def test_a_trainer_that_is_cut_computes_what_one_device_does(passes: str) -> None:
     built = blocks(optax.sgd(0.1), rows=64)

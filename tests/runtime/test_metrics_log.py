@@ -421,6 +421,7 @@ def test_a_process_that_ends_without_closing_loses_nothing(tmp_path: Path) -> No
     assert list(scalars_in(tmp_path)) == [1, 2, 3]
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_the_first_of_two_ranks_writes(tmp_path: Path) -> None:
     folder = tmp_path / "runs"

@@ -27,7 +27,7 @@ def entries() -> list[object]:
     return [*(pytest.param(ZOO[name], id=name) for name in NAMES), *more]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("entry", entries())
 def test_one_device_computes_the_same(entry: Case) -> None:
     wanted = on_one_device(entry.name, STEPS)
@@ -37,6 +37,7 @@ def test_one_device_computes_the_same(entry: Case) -> None:
         assert_close(result, wanted[number], 4 * tolerance(entry), f"after step {number}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["cnn_batchnorm", "dropout"])
 def test_four_devices_compute_the_same(name: str) -> None:
     wanted = on_one_device(name, STEPS)
@@ -82,7 +83,7 @@ def telling() -> tuple[Any, Any]:
     return train_step, ((params, tx.init(params)), batch)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("before", "behind"),
     [
@@ -119,6 +120,7 @@ def test_names_that_are_shared_and_released_change_no_result(
     assert taken[0] == taken[1]  # a name with two values would have one place for both
 
 
+@pytest.mark.grid
 def test_metrics_of_gradients_and_of_new_state_are_what_they_are_uncut() -> None:
     train_step, (state, batch) = telling()
     strategy = jf.DistributedStrategy(mode="single", passes="recompute")

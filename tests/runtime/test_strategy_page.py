@@ -97,6 +97,7 @@ RUNS: dict[str, list[tuple[Callable[[Noting], None], dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_page_lists_for_a_mode_what_a_step_reads_there(mode: Any) -> None:
     found: set[str] = set()

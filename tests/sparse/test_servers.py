@@ -17,6 +17,7 @@ from tests.sparse.models import DIM, OPTIMIZERS, RATE, VALUES, batch_of, run_den
 TOLERANCE = 2e-6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rows_are_to_the_bit_the_same_on_any_number_of_servers(optimizer: str) -> None:
     mine, dense = OPTIMIZERS[optimizer]
@@ -96,7 +97,7 @@ def linear(params: Any, batch: Any) -> Any:
     return jnp.mean(TABLE(params["t"], batch["item"]).sum(-1)) + params["w"].sum()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", [in_a_loop, looked_at, linear])
 @pytest.mark.parametrize("mode", ["servers", "devices"])
 def test_every_shape_of_a_step_trains_what_one_device_does(loss: Any, mode: str) -> None:

@@ -11,6 +11,7 @@ from tests.transport.test_zmq_network import SECRET
 OTHER = b"another secret of this job"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("server", "client"), [(SECRET, OTHER), (SECRET, None), (None, OTHER)], ids=["other", "c", "s"]
 )

@@ -71,6 +71,7 @@ def test_the_integer_program_is_right(kind: str) -> None:
         assert found.cost == best
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", by_default(NETS, "residual", "branches"))
 def test_plans_cost_little_more_than_the_best_order_of_operators(kind: str) -> None:
     over, smaller = [], []

@@ -84,6 +84,7 @@ def test_a_planned_step_computes_the_same(step: tuple[Program, Values, Chain]) -
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6])
 def test_a_planned_step_holds_what_its_plan_says(
     step: tuple[Program, Values, Chain], part: float

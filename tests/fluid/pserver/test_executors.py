@@ -60,7 +60,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_trains_on_servers_as_in_one_process(name: str) -> None:
     check_same(partial(net, OPTIMIZERS[name]), batches())

@@ -92,6 +92,7 @@ def check(found: list[Any], wanted: dict[str, np.ndarray]) -> None:
             np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_rounds_come_to_the_mean_of_what_trainers_made(servers: int) -> None:
     check(run(feeds(), servers=servers), by_hand(feeds(), (1.0, 1.0)))

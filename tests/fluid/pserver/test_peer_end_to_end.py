@@ -62,6 +62,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_mnist_trains_through_servers_as_in_one_process(name: str) -> None:
     check(partial(mnist, OPTIMIZERS[name]), drawn(4, 10, image=(1, 12, 12)), 1e-5)
@@ -101,6 +102,7 @@ def word2vec(*, shares: bool = False) -> fluid.Variable:
     return loss
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shares", [False, True])
 def test_word2vec_trains_through_servers_as_in_one_process(shares: bool) -> None:
     check(partial(word2vec, shares=shares), drawn(4, 50, ids=(4,)), 1e-4)

@@ -55,6 +55,7 @@ def line(case: Case) -> str:
     return f"{what}: {verdict(case['id'])}"
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_a_case_runs_or_is_refused_as_it_is_listed(case: Case) -> None:
     listed = {text.split(" ", 1)[0]: text for text in LISTED.read_text().splitlines()}

@@ -44,6 +44,7 @@ def test_the_averages_normalize_where_they_are_asked_for(by: str) -> None:
     np.testing.assert_array_equal(made["VarianceOut"], VARIANCE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", [{}, {"use_global_stats": True}, {"data_layout": "NHWC"}])
 def test_the_gradient_of_batch_norm_is_that_of_what_it_computes(given: dict[str, Any]) -> None:
     schema = schema_of("batch_norm")
