@@ -186,7 +186,8 @@ class Operator:
     @property
     def blocks(self) -> tuple[int, ...]:
         """The indices of its sub-blocks, in the order of its attributes."""
-        return tuple(ref.index for ref in self.attrs.block_refs)
+        refs = self.attrs.block_refs
+        return tuple(ref.index for ref in refs) if refs else ()
 
     def __str__(self) -> str:
         from jaxfleet.ir.printer import print_operator  # noqa: PLC0415  # text is built on this module

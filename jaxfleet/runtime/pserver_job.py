@@ -23,7 +23,7 @@ from jaxfleet.passes.pipelines import (
 )
 from jaxfleet.passes.pserver.insert_startup import server_startups, trainer_startup
 from jaxfleet.passes.pserver.trainer_split import update_obstacle
-from jaxfleet.pipeline import Dump, Pass, Record, Stage, new_dump_folder, run_pipeline
+from jaxfleet.pipeline import Dump, Pass, Record, Stage, new_dump_folder
 from jaxfleet.ps.client.communicator import CommunicationMode
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.timeouts import Timeouts
@@ -95,7 +95,7 @@ def job_programs(
     if like is not None:
         startup = _trainer_startup(program, made, like.server_startups, trainer)
         return replace(like, trainer=made, trainer_startup=startup, dumps=record)
-    placed = run_pipeline(program, first, rules=meaning_rules)
+    placed = record[len(first)].after
     servers = tuple(
         transpile(placed, [replace(inserting, server=n)], dump_dir=None)[0]
         for n in range(len(endpoints))

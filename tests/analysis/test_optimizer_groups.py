@@ -1,5 +1,6 @@
 """Optimize groups: ownership of operators, shared values, and text."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jaxfleet.analysis.optimizer_groups import OptimizerGroups, RowLocality, fin
 from jaxfleet.capture import capture, distributed_optimizer
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import parse, verify
-from tests.analysis.groups_steps import PARAMS, groups_of
+from tests.analysis.groups_steps import PARAMS, groups_of, step_of
 from tests.zoo import ZOO
 
 HEAD = """
@@ -288,3 +289,10 @@ def test_many_names_are_cut_short() -> None:
     assert "params/w0, params/w1, params/w2, params/w3 and 5 more: row-reducing: reduces" in text
     clipped = str(groups_of(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), params))
     assert "params/w0, params/w1, params/w2, params/w3 and 5 more: crosses:" in clipped
+
+
+def test_passes_that_ask_about_one_program_share_the_answer() -> None:
+    program = step_of(optax.adam(0.1))
+    assert find_optimizer_groups(program) is find_optimizer_groups(program)
+    same = replace(program)
+    assert find_optimizer_groups(same) is not find_optimizer_groups(program)

@@ -136,8 +136,10 @@ def split_branches(program: Program) -> Program:
 
 
 def _split_once(program: Program) -> Program:
-    owners, inner = Ownership.of(SectionGraph.of(program)), SubblockDeps(program)
-    ops = program.root.ops
+    inner, ops = SubblockDeps(program), program.root.ops
+    if not any(map(inner.can_narrow, ops)):
+        return program
+    owners = Ownership.of(SectionGraph.of(program))
     found = {
         place: _parts(owners, place, ops[place])
         for place in owners.graph.nodes

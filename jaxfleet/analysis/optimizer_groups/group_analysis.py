@@ -6,6 +6,7 @@ because the sum of all squares reads all gradients, and LAMB reduces rows becaus
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from jaxfleet.analysis.optimizer_groups.branches import split_branches
 from jaxfleet.analysis.optimizer_groups.extraction import Extracted, extract
@@ -95,9 +96,28 @@ def find_optimizer_groups(program: Program) -> OptimizerGroups:
 
     The step has roles, and pairs of parameters and gradients at the operators that make the
     gradients. Its optimizer's branches over all parameters are split first; the result refers to
-    the split program.
+    the split program. Results of the last programs are kept: the passes of a job ask one after
+    another, and those of all its servers about the same program.
     """
-    split = split_branches(program)
+    return _groups_of(_SameObject(program))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _SameObject:
+    """A program as a key: equal to itself alone, as comparing its operators would take as long."""
+
+    program: Program
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameObject) and other.program is self.program
+
+    def __hash__(self) -> int:
+        return id(self.program)
+
+
+@lru_cache(maxsize=2)
+def _groups_of(key: _SameObject) -> OptimizerGroups:
+    split = split_branches(key.program)
     inner, owners = SubblockDeps(split), Ownership.of(SectionGraph.of(split))
     sorting = OperatorOwnership.of(owners)
     groups = _Groups(split, inner, sorting, Crossings.of(owners, inner)).all()

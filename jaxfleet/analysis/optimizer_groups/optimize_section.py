@@ -73,11 +73,15 @@ class SubblockDeps:
 
     def outer_reads(self, op: Operator) -> list[str]:
         """Returns the variables around them that an operator's sub-blocks read."""
+        if not op.blocks:
+            return []
         names = set[str]().union(*(self._uses.of_block(index).reads for index in op.blocks))
         return sorted(name for name in names if not self._is_const(name))
 
     def outer_writes(self, op: Operator) -> list[str]:
         """Returns the variables around them that an operator's sub-blocks write."""
+        if not op.blocks:
+            return []
         return sorted(set().union(*(self._uses.of_block(index).writes for index in op.blocks)))
 
     def _is_const(self, name: str) -> bool:
