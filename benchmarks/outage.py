@@ -10,25 +10,18 @@ measured while the job runs and once it has ended.
 """
 
 import argparse
-import itertools
 import json
-import os
-import re
-import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from launched import LaunchedJob, ending_on_signals, import_s
 
 INPUTS, HIDDEN, CLASSES, ROWS = 64, 256, 10, 64
 PAUSE_S = 0.02
-LONGEST_S = 120.0
 TRAINING_S = 3600.0
 
 
@@ -77,67 +70,19 @@ def train() -> None:
             time.sleep(PAUSE_S)
 
 
-@dataclass
-class Launched:
-    """A launched job, and what its output says.
-
-    Attributes:
-        steps: the times at which each trainer's steps ended.
-        servers: the process of each server, the newest last.
-        lines: the output with times.
-    """
-
-    process: subprocess.Popen[str]
-    steps: dict[int, list[float]] = field(default_factory=dict)
-    servers: dict[int, list[int]] = field(default_factory=dict)
-    lines: list[tuple[float, str]] = field(default_factory=list)
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            now = time.monotonic()
-            if found := re.match(r"trainer (\d+) +\| step \d+$", line):
-                self.steps.setdefault(int(found[1]), []).append(now)
-                continue
-            self.lines.append((now, line.rstrip()))
-            if found := re.match(r"launch +\| server (\d+): process (\d+)", line):
-                self.servers.setdefault(int(found[1]), []).append(int(found[2]))
-
-    def wait_steps(self, trainers: int, since: float, count: int) -> None:
-        """Waits until every trainer has ended some steps since a time."""
-        deadline = time.monotonic() + LONGEST_S
-        while any(
-            sum(at > since for at in list(self.steps.get(trainer, ()))) < count
-            for trainer in range(trainers)
-        ):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError("\n".join(line for _, line in self.lines))
-            time.sleep(0.02)
-
-    def outage_s(self, killed: float) -> float:
-        """Returns the time from a kill to the end of the longest gap between a trainer's steps."""
-        ends = []
-        for times in self.steps.values():
-            after = [killed, *(at for at in times if at > killed)]
-            gaps = [(late - early, late) for early, late in itertools.pairwise(after)]
-            ends.append(max(gaps)[1])
-        return max(ends) - killed
-
-
-def kill_servers(job: Launched, arguments: argparse.Namespace) -> list[float]:
+def kill_servers(job: LaunchedJob, arguments: argparse.Namespace) -> list[float]:
     """Kills servers in turn, and returns the outages in seconds."""
-    job.wait_steps(arguments.trainers, 0.0, 5)
+    job.wait_steps(0.0, 5)
     outages = []
     for number in range(arguments.kills):
         time.sleep(arguments.every)
         server = number % arguments.servers
         killed = time.monotonic()
-        os.kill(job.servers[server][-1], signal.SIGKILL)
-        while len(job.servers[server]) < 2 + number // arguments.servers:
-            time.sleep(0.02)
-            if time.monotonic() > killed + LONGEST_S:
-                raise RuntimeError("\n".join(line for _, line in job.lines))
-        job.wait_steps(arguments.trainers, time.monotonic(), 20)
+        starts = job.kill(("server", server))
+        if starts is None:
+            raise job.error(f"server {server} does not run")
+        job.wait_starts(("server", server), starts)
+        job.wait_steps(time.monotonic(), 20)
         outages.append(job.outage_s(killed))
         print(f"kill {number + 1}, server {server}: {outages[-1]:.2f} s", flush=True)
         if arguments.verbose:
@@ -145,16 +90,6 @@ def kill_servers(job: Launched, arguments: argparse.Namespace) -> list[float]:
                 if at > killed:
                     print(f"    {at - killed:6.2f} {line}", flush=True)
     return outages
-
-
-def import_s(times: int = 3) -> float:
-    """Returns the median time of a fresh process that imports JAX."""
-    took = []
-    for _ in range(times):
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import jax"], check=True)
-        took.append(time.monotonic() - began)
-    return statistics.median(took)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -172,21 +107,11 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     if arguments.quick:
         arguments.kills = 3
-    command = [sys.executable, "-m", "jaxfleet", "launch", f"--restarts={arguments.kills}"]
-    command += [f"--servers={arguments.servers}", f"--trainers={arguments.trainers}"]
-    process = subprocess.Popen(
-        [*command, __file__, "--train"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    job = Launched(process)
-    reader = threading.Thread(target=job.read, daemon=True)
-    reader.start()
-    try:
+    words = [f"--restarts={arguments.kills}", f"--servers={arguments.servers}"]
+    words += [f"--trainers={arguments.trainers}", __file__, "--train"]
+    with ending_on_signals(), LaunchedJob(words, trainers=arguments.trainers) as job:
         outages = kill_servers(job, arguments)
         beside = import_s()
-    finally:
-        process.terminate()
-        process.wait(LONGEST_S)
-        reader.join(LONGEST_S)
     alone = import_s()
     median, worst = statistics.median(outages), max(outages)
     print(f"median {median:.2f} s, worst {worst:.2f} s, of {len(outages)} kills")
