@@ -84,6 +84,7 @@ _MEANING = frozenset(
         "security",
         "sparse",
         "tables",
+        "test_compiling.py",
         "test_zoo.py",
         "transport",
     }
@@ -92,6 +93,7 @@ _MEANING = frozenset(
 # Every executable uses some memory mappings. Linux grants a process 65,530 (vm.max_map_count), and
 # at the next XLA crashes with a segmentation fault: a grid worker reached that under JAX 0.12.
 _MOST_MAPPINGS = 30_000
+_WAS_OPTIMIZED = pytest.StashKey[bool]()
 _FINISHED = count(1)
 
 
@@ -107,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Divides cases between the tiers before `-m` selects, then puts slow files first.
 
     So no worker is left alone with a slow file. A test that starts processes, or has a deadline of
-    its own, takes as long as some twenty others.
+    its own, takes as long as some twenty others. Within a file, optimized tests come last.
     """
     _mark_all_but_few(items)
     yield
@@ -115,7 +117,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         is_slow = item.get_closest_marker("processes") or item.get_closest_marker("timeout")
         weights[item.path] += 20 if is_slow else 1
-    items.sort(key=lambda item: -weights[item.path])
+    places = {path: place for place, path in enumerate(weights)}
+    items.sort(key=lambda item: (-weights[item.path], places[item.path], _is_optimized(item)))
 
 
 def _mark_all_but_few(items: list[pytest.Item]) -> None:
@@ -142,6 +145,10 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Compiles a test and its fixtures quickly if it checks a program's meaning."""
+    is_optimized = _is_optimized(item)
+    if item.session.stash.get(_WAS_OPTIMIZED, is_optimized) is not is_optimized:
+        jax.clear_caches()  # jit would run what it compiled of the same function the other way
+    item.session.stash[_WAS_OPTIMIZED] = is_optimized
     with quickly() if _asks_for_meaning(item) else nullcontext():
         result = yield
     # JAX caches executables. Scanning them at each `gc.collect()` of a test would cost seconds
@@ -171,9 +178,13 @@ def _put_aside() -> None:
     gc.freeze()
 
 
+def _is_optimized(item: pytest.Item) -> bool:
+    return item.get_closest_marker("optimized") is not None
+
+
 def _asks_for_meaning(item: pytest.Item) -> bool:
     here = Path(__file__).parent
-    if item.get_closest_marker("optimized") or not item.path.is_relative_to(here):
+    if _is_optimized(item) or not item.path.is_relative_to(here):
         return False
     return item.path.relative_to(here).parts[0] in _MEANING
 
