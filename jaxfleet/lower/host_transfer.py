@@ -91,6 +91,11 @@ def to_host(value: Array) -> tuple[np.ndarray, bool]:
     return array, _is_apart(value, array)
 
 
+def wait_for_device(values: Sequence[Any]) -> None:
+    """Waits until values are computed; host arrays are."""
+    jax.block_until_ready(values)
+
+
 def _is_apart(value: Array, array: np.ndarray) -> bool:
     """Whether a device's array and a host array have separate memory."""
     if not array.size:

@@ -28,7 +28,7 @@ HOST_OPS = frozenset(
         *("distributed_lookup_table", "cut", "to_host", "to_device"),
     }
 )
-_SENDING = frozenset({"split_byref", "send", "send_rows"})
+SENDING = frozenset({"split_byref", "send", "send_rows"})
 _OF_THIS_PROCESS = frozenset({"fetch", "cut", "to_host", "to_device"})
 Run: TypeAlias = Callable[..., Sequence[Array]]
 
@@ -71,7 +71,7 @@ def segments(
 def sent_by(items: Sequence[int | tuple[Operator, ...]]) -> frozenset[str]:
     """Returns the variables that the host sends, given the items of `in_blocks`."""
     ops = (op for item in items if not isinstance(item, int) for op in item)
-    return frozenset(name for op in ops if op.type in _SENDING for name in op.reads)
+    return frozenset(name for op in ops if op.type in SENDING for name in op.reads)
 
 
 def count_waits(program: Program) -> int:

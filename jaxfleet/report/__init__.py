@@ -5,6 +5,7 @@ from jaxfleet.report.dump_reader import read_folders as read_folders
 from jaxfleet.report.history import History as History
 from jaxfleet.report.history import Measured as Measured
 from jaxfleet.report.history import StageRecord as StageRecord
+from jaxfleet.report.history import TimePart as TimePart
 from jaxfleet.report.history import of_program as of_program
 from jaxfleet.report.history import of_record as of_record
 from jaxfleet.report.model import Report as Report

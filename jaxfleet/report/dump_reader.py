@@ -9,7 +9,7 @@ from jaxfleet.errors import TextError
 from jaxfleet.ir import Program, parse
 from jaxfleet.ir.call_frames import Row, with_frames
 from jaxfleet.pipeline import FACTS, FRAMES, SOURCES, dump_folders, read_beside, read_index
-from jaxfleet.report.history import UNKNOWN_S, History, Measured, StageRecord
+from jaxfleet.report.history import UNKNOWN_S, History, Measured, StageRecord, TimePart
 
 _ROW = re.compile(r"^(?P<label>\d+_(?P<name>\w+))(?:\s.*? (?P<seconds>[\d.]+) s\b)?", re.MULTILINE)
 _FULL = "full"
@@ -104,8 +104,9 @@ def _number(value: Any) -> int | None:
 def _measured(found: Any) -> Measured | None:
     """Returns the times in a dump; None without any, or if they are not ours."""
     try:
-        return Measured(**found)
-    except TypeError:
+        parts = tuple(TimePart(**part) for part in found.get("parts", ()))
+        return Measured(**{**found, "parts": parts})
+    except (AttributeError, TypeError):
         return None
 
 

@@ -29,6 +29,14 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class TimePart:
+    """What a kind of work took in a step, as training ran it."""
+
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a step and its devices were measured to do.
 
@@ -40,6 +48,9 @@ class Measured:
         calls: the number of calls that were timed.
         why_not: why it was not measured.
         note: what the calls do otherwise than those of training.
+        of: what the calls run, if it is not all of a step.
+        parts: the whole of a training step, and its parts; empty if none was recorded.
+        steps: the number of training steps whose medians these are.
     """
 
     flops_per_s: float
@@ -49,6 +60,9 @@ class Measured:
     calls: int = 0
     why_not: str = ""
     note: str = ""
+    of: str = ""
+    parts: Sequence[TimePart] = ()
+    steps: int = 0
 
 
 @dataclass(frozen=True)

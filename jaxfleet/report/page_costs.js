@@ -75,11 +75,12 @@ function times({ raw }) {
     ["products", flopsText(work[0]), rate(measured && measured.flops_per_s, flopsText), takes(work[0], measured && measured.flops_per_s)],
     ["values read and written", bytes(work[1]), rate(measured && measured.bytes_per_s, bytes), takes(work[1], measured && measured.bytes_per_s)],
     ["predicted: their sum", "", "", guess === NONE ? "unknown" : make("b", {}, seconds(guess))],
-    ["measured", "", real === null ? "" : `median of ${count(measured.calls, "call")}`, real === null ? make("b", {}, "not measured") : make("b", {}, seconds(real))],
+    [`measured${measured && measured.of ? `: ${measured.of}` : ""}`, "", real === null ? "" : `median of ${count(measured.calls, "call")}`, real === null ? make("b", {}, "not measured") : make("b", {}, seconds(real))],
   ];
+  const trained = measured ? measured.parts.map((part, n) => [`${n ? "\u2003" : ""}${part.what}`, "", n ? "" : `median of ${count(measured.steps, "step")} of training`, seconds(part.seconds)]) : [];
   const why = real !== null ? `Measured is ${Number((real / guess).toPrecision(2))} times what is predicted, on ${measured.device}. Messages between devices, and the time to start each operator, are not predicted.${measured.note ? ` ${measured.note}` : ""}`
     : measured ? `It could not be measured: ${measured.why_not}.` : raw.unmeasured || "step.view(path, measure=10) of a running step times it, and the rates of its devices.";
-  return sheet("Time of a step on one device: predicted and measured", table(["", "amount", "", "time"], rows, [1, 2, 3]), make("p", { class: "soft" }, why));
+  return sheet("Time of a step on one device: predicted and measured", table(["", "amount", "", "time"], [...rows, ...trained], [1, 2, 3]), make("p", { class: "soft" }, why));
 }
 
 // --- traffic ------------------------------------------------------------------------------------

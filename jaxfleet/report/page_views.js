@@ -27,7 +27,7 @@ function overview(program) {
     tile(String(Math.max(0, made)), "operators made by passes"),
     tile(bytes(moving.reduce((sum, line) => sum + program.moves(line), 0)), `sent or reduced by ${moving.length} operators`),
     curve && tile(bytes(Math.max(...curve.bytes)), "memory at the peak, beside state and batch"),
-    raw.measured && raw.measured.step_s !== null && tile(seconds(raw.measured.step_s), `a step, measured; ${seconds(predicted(raw))} predicted`),
+    raw.measured && raw.measured.step_s !== null && tile(seconds(raw.measured.step_s), `${raw.measured.of ? "a step's compiled blocks" : "a step"}, measured; ${seconds(predicted(raw))} predicted`),
     spent > 0 && tile(seconds(spent), "in passes"),
   ].filter(Boolean);
   const sizes = Object.entries(raw.sizes);

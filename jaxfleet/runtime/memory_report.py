@@ -242,8 +242,12 @@ def memory_of(
         )
         hint = "strategy.passes='recompute' cuts what they run (docs/memory.md)"
         raise StrategyError(what, hint=hint)
-    own = rows if job.is_whole or strategy.batch == "local" else rows // job.trainers
-    return TrainerMemory(job.trainer, jax.devices()[0], own, cache)
+    return TrainerMemory(job.trainer, jax.devices()[0], own_rows(job, strategy, rows), cache)
+
+
+def own_rows(job: "JobPrograms", strategy: DistributedStrategy, rows: int) -> int:
+    """Returns the rows of one trainer in a call with this number."""
+    return rows if job.is_whole or strategy.batch == "local" else rows // job.trainers
 
 
 def fitting(

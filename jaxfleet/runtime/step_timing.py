@@ -28,12 +28,14 @@ class Calls:
         state: the state that the first call takes.
         batch: the batch of all calls.
         note: what the calls do otherwise than those of training.
+        of: what the calls run, if it is not all of a step.
     """
 
     step: Callable[..., Any]
     state: Any
     batch: Any
     note: str = ""
+    of: str = ""
 
 
 def measured(
@@ -55,7 +57,8 @@ def measured(
         times = _times(made.step, made.state, made.batch, calls)
     except (JaxfleetError, TypeError, ValueError) as error:
         return Measured(flops_per_s, bytes_per_s, device, why_not=str(error))
-    return Measured(flops_per_s, bytes_per_s, device, median(times), calls, note=made.note)
+    step_s = median(times)
+    return Measured(flops_per_s, bytes_per_s, device, step_s, calls, note=made.note, of=made.of)
 
 
 def _times(step: Callable[..., Any], state: Any, batch: Any, calls: int) -> list[float]:

@@ -57,6 +57,9 @@ class TrainerBatches:
         is_local: a call passes the trainer's own rows, not the whole batch.
         programs: makes the programs for other batches.
         pace: makes the executor of a step's program.
+
+    Attributes:
+        newest: what the last call ran; None before the first.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class TrainerBatches:
         self._is_local = is_local
         self._variants: dict[int | None, Variant] = {}
         self._captured_for: dict[int, Captured] = {}  # by the rows of a call
+        self.newest: Variant | None = None
 
     def check(self, batch: Any) -> tuple[list[Any], int]:
         """Returns the leaves of a call's batch, after checking them, and its number of rows."""
@@ -97,7 +101,8 @@ class TrainerBatches:
         captured = self._computed(rows)
         if captured.rows not in self._variants:
             self._variants[captured.rows] = self._variant(captured, client, tables)
-        return self._variants[captured.rows]
+        self.newest = self._variants[captured.rows]
+        return self.newest
 
     def _computed(self, rows: int) -> Captured:
         """Returns the step captured for the whole batch, or for one trainer's rows."""

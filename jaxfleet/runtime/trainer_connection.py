@@ -75,15 +75,19 @@ class TrainerSync:
     ) -> TrainerExecutor:
         if self.mode is None:
             return TrainerExecutor(program, client, self._cache, tables=tables)
-        program = step_program(program) if self.mode.updates_here else program
         return TrainerExecutor(
-            program,
+            self.program_of_steps(program),
             client,
             self._cache,
             tables=tables,
             communicator=self._communicator,
             ahead=self.mode.ahead,
         )
+
+    def program_of_steps(self, program: Program) -> Program:
+        """Returns the part of a trainer's program that runs in every step."""
+        updates_here = self.mode is not None and self.mode.updates_here
+        return step_program(program) if updates_here else program
 
     def begin(self, client: Client, rows: int) -> dict[str, Any]:
         """Begins a step of `rows` rows, once it may; returns the values received since the last."""

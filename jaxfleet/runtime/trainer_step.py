@@ -42,7 +42,6 @@ from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
 from jaxfleet.runtime.trainer_membership import Scaling, why_fixed
 from jaxfleet.runtime.training_step import Metrics, State
-from jaxfleet.runtime.transpile import end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
@@ -127,6 +126,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
     def _prepared(self, client: Client) -> Client:
         """Returns a client whose heartbeats report this step's scalar metrics."""
         client.publish(self._newest_scalars)
+        self._time_steps(client)
         fixed = why_fixed(self.captured, self.strategy)
         if self._scaling is None:
             fixed = "all its processes run in one"
@@ -164,7 +164,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
-        end_if_only_dumping()
+        self._before_call()
         if self._leaves:
             self._leave()
         metrics = self._through_changes(lambda: self._computed(leaves, tree, data, rows))

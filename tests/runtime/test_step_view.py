@@ -146,24 +146,38 @@ def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
         if step.client.me.trainer == 0:
             step.view(tmp_path / "job.html", measure=4)
         state, metrics = step(start(tx), rows(8))
+        for _ in range(3):
+            state, metrics = step(state, rows(8))
         if step.client.me.trainer == 0:
-            step.view(tmp_path / "ran.html")
+            step.view(tmp_path / "ran.html", measure=2)
             peaks.append(step.memory_report().after_bytes)
         return step.pull(state), (metrics,)
 
     peaks: list[int] = []
 
-    twin.play(script)
+    result = twin.play(script)
     programs = programs_in(tmp_path / "job.html")
     assert [program["role"] for program in programs] == ["trainer", "server", "server"]
-    assert programs[0]["measured"] is None
-    assert programs[0]["unmeasured"].startswith("4 calls were to be timed, but a call of a trainer")
+    before = programs[0]["measured"]
+    assert before["step_s"] > 0
+    assert before["of"] == "its compiled blocks, without messages"
+    assert (before["calls"], before["steps"], before["parts"]) == (4, 0, [])
+    assert "No step has run since the first" in before["note"]
     assert any("2 servers" in line for line in programs[0]["decisions"])
     updates = [step for journey in programs[0]["journeys"] for step in journey[3]]
     assert {"slice", "send", "update", "receive"} <= {step[0] for step in updates}
-    assert programs[0]["memory"][-1]["xla"] == -1
     (ran, *_) = programs_in(tmp_path / "ran.html")
     assert ran["memory"][-1]["xla"] == peaks[0]
+    assert ran["measured"]["steps"] == 2  # of the three behind the first
+    (whole, *parts) = ran["measured"]["parts"]
+    assert whole["what"] == "a step of training"
+    names = [part["what"].split(":")[0] for part in parts]
+    assert names[:3] == ["computing", "messages", "waiting for servers"]
+    assert names[-2:] == ["server 0", "server 1"]
+    assert all(part["seconds"] > 0 for part in (whole, parts[0], *parts[-2:]))
+    assert sum(part["seconds"] for part in parts[:3]) <= 3 * whole["seconds"]  # each a median
+    plain = twin.run(start(tx), [rows(8)] * 4)  # a view trains nothing
+    jax.tree_util.tree_map(np.testing.assert_array_equal, result.states[0], plain.states[0])
 
 
 def test_a_server_writes_a_report_of_its_program(tmp_path: Path) -> None:

@@ -12,8 +12,14 @@ import numpy as np
 from jaxfleet.ir import Kind as VariableKind
 from jaxfleet.ir import Operator, Program
 from jaxfleet.lower.blocks import ExecutableCache
-from jaxfleet.lower.host_transfer import check_moves, finish_moves, moves_of, start_moves
-from jaxfleet.lower.partition import Segment, segments
+from jaxfleet.lower.host_transfer import (
+    check_moves,
+    finish_moves,
+    moves_of,
+    start_moves,
+    wait_for_device,
+)
+from jaxfleet.lower.partition import SENDING, Segment, segments
 from jaxfleet.lower.staged import last_uses
 from jaxfleet.ops import Array
 from jaxfleet.ps.client.client import Client
@@ -66,6 +72,7 @@ class TrainerExecutor:
 
     Attributes:
         finite: the `bool[2]` results of the last step's watched segments.
+        sizes: a number for each letter of the shapes, of the last step.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class TrainerExecutor:
         push = tables.push if tables is not None else push_rows
         self._host = Host(program, client, push, ahead)
         self.finite: list[Array] = []
+        self.sizes: Mapping[str, int] = {}
         self._rank = np.int32(client.me.trainer)
         self._plans: dict[tuple[tuple[str, int], ...], list[_Part]] = {}
         self._fetched = next(
@@ -107,6 +115,7 @@ class TrainerExecutor:
         if self._tables is not None:
             rows, lengths = self._tables.bring(data)
             data, sizes = {**data, **rows}, {**sizes, **lengths}
+        self.sizes = sizes
         key = tuple(sizes.items())
         plan = self._plans.get(key)
         if plan is None:
@@ -140,10 +149,22 @@ class TrainerExecutor:
 
     def _on_host(self, ops: Sequence[Operator], values: dict[str, Any]) -> None:
         finish_moves(start_moves(moves_of(ops), values))
+        self._await_sent(ops, values)
         if self._communicator is None:
             HostRun(self._host, ops, values).run()
         else:
             RelaxedRun(self._host, ops, values, communicator=self._communicator).run()
+
+    def _await_sent(self, ops: Sequence[Operator], values: Mapping[str, Any]) -> None:
+        """Waits for the device where the host would anyway, so that the wait counts as computing.
+
+        An executable returns before it has run, and all its results come together.
+        """
+        sent = [values[name] for op in ops if op.type in SENDING for name in op.reads
+                if name in values]  # fmt: skip
+        if sent:
+            with self.client.spans.span("compute", step=self.client.step):
+                wait_for_device(sent)
 
     def receive(self) -> dict[str, Any]:
         """Receives the values that the program receives, and runs nothing else of it."""

@@ -360,6 +360,7 @@ class ServerState:
             "rows": counts.rows,
             "table_rows": sum(table.applied for table in self.tables.values()),
             "block_s": counts.block_s,
+            "last_blocks_s": sum(counts.last_s.values(), 0.0),
             "duplicates": scheduler.duplicates,
             "queued_bytes": scheduler.queued_bytes + scheduler.queued_row_bytes,
             "data": self.leases.stats(scheduler.step_of),
