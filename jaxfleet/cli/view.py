@@ -40,8 +40,8 @@ examples:
 
 _NOT_ASKED = "jaxfleet view --measure 10 SCRIPT times ten steps, and the rates of the devices."
 _UNMEASURED = (
-    "No step of it was timed: the script did not call it, or it is a program of fluid or of a job "
-    "with servers, which are not measured."
+    "It was not timed: the script did not run it, or it is a startup program, or a server's, whose "
+    "blocks a trainer's report has."
 )
 
 

@@ -10,7 +10,7 @@ from jaxfleet.observability.scrape import read_token as read_token
 from jaxfleet.observability.scrape import scrape as scrape
 from jaxfleet.observability.scrape import write_token as write_token
 from jaxfleet.observability.step_spans import StepSpans as StepSpans
-from jaxfleet.observability.step_spans import median_times as median_times
+from jaxfleet.observability.step_spans import StepTimes as StepTimes
 from jaxfleet.observability.timeline import NO_SPANS as NO_SPANS
 from jaxfleet.observability.timeline import FileSpans as FileSpans
 from jaxfleet.observability.timeline import Spans as Spans

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from statistics import median
 from types import TracebackType
 
 from jaxfleet.observability.timeline import NO_SPANS, Spans
@@ -97,12 +96,3 @@ class _TimedSpan(AbstractContextManager[None]):
         took_s = time.perf_counter() - self._began
         self._spans._end(self, took_s, failed=error is not None)  # noqa: SLF001
         self._recorded.__exit__(kind, error, trace)
-
-
-def median_times(steps: Sequence[StepTimes]) -> StepTimes:
-    """Returns the median of each time over steps, of which there is at least one."""
-    names = dict.fromkeys(name for step in steps for name in step.by_span)
-    return StepTimes(
-        median(step.whole_s for step in steps),
-        {name: median(step.by_span.get(name, 0.0) for step in steps) for name in names},
-    )

@@ -55,7 +55,7 @@ function memory(program) {
   follow = () => { const place = curve.ops.indexOf(current.op); if (place !== NONE && document.activeElement !== box) move(place); };
   return make("div", { class: "page" }, sheet(`Memory over the operators of the step: ${bytes(curve.bytes[peak])} at the peak`, box,
     make("div", { class: "legend" }, make("span", {}, `\u2501 ${curve.title}`), ...curves.slice(0, -1).map((each) => make("span", {}, `\u2505 ${each.title}: ${bytes(Math.max(...each.bytes))} at the peak`)),
-      ...curves.map((each) => make("span", {}, each.xla === NONE ? `XLA's own figure ${each.title}: not known, ${program.raw.unmeasured ? "a dump or a text has none unless its step was measured" : "it has not compiled here"}` : `XLA's own figure ${each.title}: ${bytes(each.xla)}`)),
+      ...curves.map((each) => make("span", {}, each.xla === NONE ? `XLA's own figure ${each.title}: not known, ${program.raw.measured ? "it was not asked for" : program.raw.unmeasured ? "a dump or a text has none unless its step was measured" : "it has not compiled here"}` : `XLA's own figure ${each.title}: ${bytes(each.xla)}`)),
       program.raw.budget === NONE ? null : make("span", {}, `\u2508 budget: ${bytes(program.raw.budget)}`), make("span", {}, "temporaries of one device, before XLA merges operators; click the chart to move"))), sheet("What takes it", found));
 }
 

@@ -30,6 +30,7 @@ from jaxfleet.ops import Array
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.runtime.compiled_program import Uses, donated, missing_state, says_cut, uses_of
 from jaxfleet.runtime.devices import steps_must_not_overlap
+from jaxfleet.runtime.program_timing import FirstRunTimer
 from jaxfleet.runtime.scope import OfRanks, Scope
 
 Shape: TypeAlias = tuple[int, ...]
@@ -139,6 +140,7 @@ class RanksProgram:
     digests: dict[Any, str] = field(default_factory=dict)
     # Parameters that no run writes, as of the last comparison of processes
     compared: dict[str, Any] = field(default_factory=dict)
+    timer: FirstRunTimer | None = None  # if the program is timed for its dump
 
     @classmethod
     def of(
@@ -147,8 +149,11 @@ class RanksProgram:
         fetch: tuple[str, ...],
         devices: Sequence[Any] | None = None,
         joined: ProcessGroup | None = None,
+        timer: FirstRunTimer | None = None,
     ) -> "RanksProgram":
         """Compiles a program; `devices`, by default the first ones, are one for each rank.
+
+        A `timer` times its first run, if all ranks are of this process.
 
         Raises:
             StrategyError: this process has fewer devices than there are ranks.
@@ -156,7 +161,8 @@ class RanksProgram:
         """
         fetch = final_variables(program, fetch)
         mesh = device_mesh(_devices(program) if devices is None else devices)
-        return cls(program, fetch, mesh, uses_of(program, fetch), joined)
+        timer = timer if joined is None else None
+        return cls(program, fetch, mesh, uses_of(program, fetch), joined, timer=timer)
 
     def run(self, data: Mapping[str, Any], scope: Scope) -> list[Array]:
         """Runs all ranks once; returns the fetches, the ranks' values concatenated.
@@ -185,6 +191,8 @@ class RanksProgram:
         taken = {v.name: self._taken(v, scope) for v in self.uses.state if v.name in reused}
         kept = {v.name: self._own(v, scope) for v in self.uses.state if v.name not in reused}
         rows = {name: self._placed(value) for name, value in fed.rows.items()}
+        if self.timer is not None:
+            self.timer.look(run, taken, kept, rows, ranks=self.mesh.size)
         fetched, new = self._run(lambda: run(taken, kept, rows), fed)
         of_ranks = shapes(fetched)
         written = {v.name: OfRanks(_shown(v, new[v.name]), new[v.name]) for v in self.uses.written}

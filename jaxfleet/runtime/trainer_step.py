@@ -41,10 +41,10 @@ from jaxfleet.runtime.trainer_checkpoints import TrainerCheckpoints
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
 from jaxfleet.runtime.trainer_membership import Scaling, why_fixed
+from jaxfleet.runtime.trainer_timing import counters_of_servers
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
-from jaxfleet.transport.messages import Kind
 
 _NO_RETURN = (
     "trainers do not come back to jobs with tables; `jaxfleet launch --max-restarts N --save-every "
@@ -332,8 +332,6 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
 
     def _counted(self) -> dict[str, Any]:
         client = self.client
-        asked = [client.request(n, Kind.STATS) for n in range(len(client.me.endpoints))]
-        client.wait(asked)
         mine = {
             "step": client.step,
             "sent_bytes": client.sent_bytes,
@@ -341,7 +339,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             **asdict(self._batches.copies),
             **self._pace.stats(),
         }
-        servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
+        servers = counters_of_servers(client)
         tables, data = table_stats(servers), servers[0].get("data", {})
         return {"trainer": mine, "servers": servers, "tables": tables, "data": data}
 

@@ -5,9 +5,11 @@ training steps took is recorded as they run, since a call of a trainer cannot be
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfleet.ir import Program
@@ -15,10 +17,13 @@ from jaxfleet.ir.variable import Variable
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.lower.host_transfer import host_type, to_device
 from jaxfleet.lower.partition import Segment, segments
-from jaxfleet.observability import StepSpans, median_times
+from jaxfleet.observability import StepSpans, StepTimes
 from jaxfleet.ops import Array
+from jaxfleet.ps.client.client import Client
 from jaxfleet.report import TimePart
-from jaxfleet.runtime.step_timing import Calls
+from jaxfleet.runtime.program_timing import FirstRunTimer, add_times, rows_of_one
+from jaxfleet.runtime.step_timing import Calls, measured
+from jaxfleet.transport.messages import Kind
 
 BLOCKS = "its compiled blocks, without messages"
 _FEWEST_ROWS = 8  # of a table, for keys of zeros
@@ -71,6 +76,13 @@ def _zeros(variable: Variable) -> Array:
     return to_device(np.zeros(of.shape, of.dtype), variable.dtype)[0]
 
 
+def counters_of_servers(client: Client) -> list[Mapping[str, Any]]:
+    """Returns the counters of every server."""
+    asked = [client.request(n, Kind.STATS) for n in range(len(client.me.endpoints))]
+    client.wait(asked)
+    return [dict(each.answer.body) if each.answer is not None else {} for each in asked]
+
+
 def times_of_training(
     spans: StepSpans, count: int, servers: Sequence[Mapping[str, Any]]
 ) -> tuple[list[TimePart], int]:
@@ -84,19 +96,57 @@ def times_of_training(
     steps = spans.newest(count)
     if not steps:
         return [], 0
-    found = median_times(steps)
-    waits = sum(took for name, took in found.by_span.items() if name.startswith(_WAIT))
-    computes, sends = (found.by_span.get(name, 0.0) for name in (_COMPUTE, _SEND))
-    rest = max(0.0, found.whole_s - computes - sends - waits)
+    by_kind = [(_of(x, _COMPUTE), _of(x, _SEND), _of(x, _WAIT)) for x in steps]
+    computes, sends, waits = (median(each) for each in zip(*by_kind, strict=True))
+    rests = [max(0.0, x.whole_s - sum(own)) for x, own in zip(steps, by_kind, strict=True)]
     parts = [
-        TimePart("a step of training", found.whole_s),
+        TimePart("a step of training", median(x.whole_s for x in steps)),
         TimePart("computing: its blocks, until their results are sent", computes),
         TimePart("messages: copied from the device, encoded, handed over", sends),
         TimePart("waiting for servers", waits),
-        TimePart("the rest, between these", rest),
+        TimePart("the rest, between these", median(rests)),
     ]
     for number, counted in enumerate(servers):
         took = counted.get("last_blocks_s")
         if isinstance(took, float):
             parts.append(TimePart(f"server {number}: the last run of its blocks", took))
     return parts, len(steps)
+
+
+def _of(step: StepTimes, prefix: str) -> float:
+    return sum(took for name, took in step.by_span.items() if name.startswith(prefix))
+
+
+@dataclass
+class TrainerTimer:
+    """Times a fluid trainer: its compiled blocks at first, and steps once enough have run.
+
+    Attributes:
+        first: has the folder of the dump and the number of calls.
+        client: of the trainer.
+        cache: of executables.
+    """
+
+    first: FirstRunTimer
+    client: Client
+    cache: ExecutableCache
+    _steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.spans = StepSpans(self.client.spans)
+        self.client.spans = self.spans
+
+    def before_step(
+        self, program: Program, sizes: Mapping[str, int], data: Mapping[str, Any]
+    ) -> None:
+        """Adds times to the dump before the first step, and after as many as are timed."""
+        calls, number = self.first.calls, self._steps
+        self._steps += 1
+        if number not in {0, calls + 1}:
+            return
+        timing = measured(jax.devices()[:1], lambda: blocks_of(program, sizes, self.cache), calls)
+        if number:
+            counters = counters_of_servers(self.client)
+            parts, steps = times_of_training(self.spans, calls, counters)
+            timing = replace(timing, parts=parts, steps=steps)
+        add_times(self.first.folder, timing, rows_of_one(data, 1))

@@ -86,6 +86,11 @@ class DumpSeries:
         self._dump(replace(stage, index=self._next))
         self._next += 1
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder; None before the first stage."""
+        return None if self._dump is None else self._dump.folder
+
 
 def begin_series(earlier: Iterable[Stage] = ()) -> DumpSeries | None:
     """Returns the instrument of a new dump if the environment asks for dumps; else None."""

@@ -13,6 +13,7 @@ from jaxfleet.env import dumping_to
 from jaxfleet.fluid import layers
 from jaxfleet.fluid.contrib.mixed_precision import use_mixed_precision
 from jaxfleet.ir import parse
+from jaxfleet.report import build_report, read_folders
 from tests.fluid.nets import fresh
 
 FEED = {"x": np.ones((4, 4), np.float32)}
@@ -105,3 +106,39 @@ def test_the_command_shows_the_passes_of_a_parallel_executors_script(
     monkeypatch.setenv("CPU_NUM", "2")
     assert main(["dump", "--dump-dir", str(tmp_path / "dumps"), str(script)]) == 0
     assert "01_data_parallel  changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_program_that_runs_is_timed_if_asked_for_and_trains_as_before(
+    places: int, tmp_path: Path
+) -> None:
+    losses = []
+    for measured in (2, 0):
+        with fresh() as (main_program, startup), fluid.scope_guard(fluid.Scope()):
+            main_program.random_seed = startup.random_seed = 1
+            loss = net()
+            fluid.optimizer.Adam(0.1).minimize(loss)
+            program: Any = main_program
+            if places > 1:
+                program = fluid.CompiledProgram(main_program).with_data_parallel(
+                    loss_name=loss.name, places=fluid.cpu_places(places)
+                )
+            with dumping_to(tmp_path / str(measured), measure=measured):
+                exe = fluid.Executor()
+                exe.run(startup)
+                losses.append([np.sum(exe.run(program, FEED, [loss])[0]) for _ in range(2)])
+    assert losses[0] == losses[1]
+    (found,) = read_folders(tmp_path / "2")
+    timed = found.measured
+    assert timed is not None
+    assert timed.calls == 2
+    assert timed.step_s is not None, timed.why_not
+    assert timed.step_s > 0
+    assert timed.device.startswith(f"{places} x ")
+    assert found.rows == len(FEED["x"]) // places
+    (program,) = build_report([found]).programs
+    assert program.work is not None
+    forward, rows = 4 * 8 + 8 * 1, len(FEED["x"]) // places  # two products, each with two gradients
+    assert program.work[0] == 2 * rows * (3 * forward - 4 * 8)  # but the data needs none
+    (untimed,) = read_folders(tmp_path / "0")
+    assert untimed.measured is None

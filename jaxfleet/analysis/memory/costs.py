@@ -103,8 +103,17 @@ class Costs:
 
     def products(self, op: Operator, block: Block | None = None) -> int:
         """Returns the multiply-adds of a matrix product or convolution; 0 of anything else."""
+        if op.type.removesuffix(_GRADIENT) in _BY_SLOTS and op.type not in _BY_SLOTS:
+            return self._products_of_gradient(op, block)
         depth = self._depth(op, block)
         return depth * sum(prod(self._shape(name, block)) for name in op.writes) if depth else 0
+
+    def _products_of_gradient(self, op: Operator, block: Block | None) -> int:
+        """Returns those of a fluid gradient: each operand's takes as many as the product itself."""
+        rule = _BY_SLOTS[op.type.removesuffix(_GRADIENT)]
+        shapes = [self._shape(x, block) if isinstance(x, str) else () for x in op.inputs]
+        made = _slot(op, shapes, "Output@GRAD") or _slot(op, shapes, "Out@GRAD")
+        return rule(op, shapes) * prod(made) * len(op.writes)
 
     def _depth(self, op: Operator, block: Block | None) -> int:
         """Returns the number of products summed in each element; 0 for other operators."""
@@ -161,13 +170,17 @@ def _slot(op: Operator, shapes: Shapes, slot: str) -> tuple[int, ...]:
     return shapes[list(op.inputs).index(names[0])] if names else ()
 
 
-_PRODUCTS = {
-    "jax.dot_general": _dot_general,
-    "jax.conv_general_dilated": _convolution,
+_GRADIENT = "_grad"
+_BY_SLOTS = {  # fluid's
     "conv2d": _conv2d,
     "conv3d": _conv2d,
     "depthwise_conv2d": _conv2d,
     "conv2d_transpose": _conv2d,
     "mul": _mul,
     "matmul": _matmul,
+}
+_PRODUCTS = {
+    **_BY_SLOTS,
+    "jax.dot_general": _dot_general,
+    "jax.conv_general_dilated": _convolution,
 }

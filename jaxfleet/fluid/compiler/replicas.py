@@ -29,6 +29,7 @@ from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate, MultiBatchMerge, TwoLevels
 from jaxfleet.pipeline import Pass
 from jaxfleet.runtime.compiled_program import not_fed
+from jaxfleet.runtime.program_timing import FirstRunTimer
 from jaxfleet.runtime.rank_executor import Fed, Fetched, RanksProgram
 from jaxfleet.runtime.scope import Scope
 from jaxfleet.runtime.transpile import DumpSeries, begin_series, run_passes, summed_over
@@ -214,7 +215,7 @@ class Replicas:
         joined = summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False)
         made = run_passes(made, (*levels, *joined), series=series)
         ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
-        return RanksProgram.of(ready, fetch, devices, group)
+        return RanksProgram.of(ready, fetch, devices, group, FirstRunTimer.of(series))
 
     def _rewritten(
         self, program: Program, fed: Names, count: int, series: DumpSeries | None = None

@@ -31,6 +31,7 @@ from jaxfleet.fluid.pserver import refuse_several_devices
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.compiled_program import missing_state, not_fed
 from jaxfleet.runtime.devices import emulated_count
+from jaxfleet.runtime.program_timing import FirstRunTimer
 from jaxfleet.runtime.rank_executor import Fetched, RanksProgram
 from jaxfleet.runtime.scope import Scope
 from jaxfleet.runtime.transpile import begin_series, run_passes, summed_over
@@ -153,7 +154,7 @@ class RankRunner:
         series = begin_series()
         made = run_passes(made, (*levels, *summed_over(devices or ())), series=series)
         ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
-        return RanksProgram.of(ready, fetch, devices, group)
+        return RanksProgram.of(ready, fetch, devices, group, FirstRunTimer.of(series))
 
 
 def _firsts(program: Program, group: ProcessGroup) -> list[Any]:

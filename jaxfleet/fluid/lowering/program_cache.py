@@ -25,7 +25,8 @@ from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.compiled_program import CompiledProgram, prepare
 from jaxfleet.runtime.memory_budget import within_budget
-from jaxfleet.runtime.transpile import begin_series
+from jaxfleet.runtime.program_timing import FirstRunTimer, timed
+from jaxfleet.runtime.transpile import DumpSeries, begin_series, run_passes
 from jaxfleet.tables import TableSpec
 
 
@@ -133,7 +134,8 @@ class ProgramCache:
         plans = self._known.get(program)
         plan = plans.get((fed, fetch, budget))
         if plan is None:
-            plan = _made(program, fed, fetch)
+            series = begin_series()
+            plan = _made(program, fed, fetch, series)
             if budget is not None:
                 fitted = budget.fitted(plan.prepared, fetch + plan.lengths, self._device())
                 plan = replace(plan, prepared=fitted)
@@ -142,6 +144,9 @@ class ProgramCache:
                 wanted = fetch + plan.lengths
                 fitted = within_budget(plan.prepared, wanted, None, self._device(), log)
                 plan = replace(plan, prepared=fitted)
+            if (fed or fetch) and (timer := FirstRunTimer.of(series)) is not None:
+                function = timed(plan.prepared.function, timer)
+                plan = replace(plan, prepared=replace(plan.prepared, function=function))
             plans[fed, fetch, budget] = plan
         return plan
 
@@ -149,12 +154,14 @@ class ProgramCache:
         self._known.clear()
 
 
-def _made(program: Program, fed: Names, fetch: Names) -> CachedProgram:
+def _made(program: Program, fed: Names, fetch: Names, series: DumpSeries | None) -> CachedProgram:
     declared = program.global_block().vars
     known = [name for name in fed if name in declared]
     lengths = lengths_to_fetch(program, fetch)
     wanted = fetch + lengths
-    made = Donate().run(with_recomputation(runnable(program, known), wanted, begin_series()))
+    made = with_recomputation(runnable(program, known), wanted, series)
+    is_startup = not (fed or fetch)  # most likely, and nothing to look at
+    made = run_passes(made, [Donate()], series=None if is_startup else series)
     refuse_whole_tables(program, made)
     warn_not_joined(program)
     prepared = prepare(made, wanted)

@@ -45,7 +45,10 @@ from jaxfleet.ops import Array
 from jaxfleet.passes.fluid.job import GEO
 from jaxfleet.passes.fluid.local_training import SAMPLES
 from jaxfleet.runtime.compiled_program import not_fed
+from jaxfleet.runtime.program_timing import FirstRunTimer
 from jaxfleet.runtime.scope import Scope
+from jaxfleet.runtime.trainer_timing import TrainerTimer
+from jaxfleet.runtime.transpile import begin_series, run_passes
 
 _SERVE = frozenset({"listen_and_serv", "fl_listen_and_serv"})
 _TALK = frozenset(
@@ -177,7 +180,12 @@ class PserverRuns:
         made = runnable(program, fed)
         check_runnable(made)
         plain, connection = normalize_trainer(made, fetch), self._connection(made)
-        return TrainerRun(plain, connection, self.connections.cache)
+        series, cache, timer = begin_series(), self.connections.cache, None
+        if series is not None and plain.is_step:
+            run_passes(plain.program, (), series=series)
+            if (first := FirstRunTimer.of(series)) is not None:
+                timer = TrainerTimer(first, connection.client, cache)
+        return TrainerRun(plain, connection, cache, timer)
 
     def _connection(self, made: IrProgram) -> Connection:
         facts = job_info_of(made)

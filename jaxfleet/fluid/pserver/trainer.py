@@ -24,6 +24,7 @@ from jaxfleet.ps.client.trainer_executor import TrainerExecutor
 from jaxfleet.ps.gradient_encoding import row_tensors
 from jaxfleet.runtime.compiled_program import read_before_written
 from jaxfleet.runtime.scope import Scope
+from jaxfleet.runtime.trainer_timing import TrainerTimer
 from jaxfleet.transport.messages import Kind, Tensor
 
 _LEAST = 8  # the smallest padded number of rows
@@ -162,11 +163,16 @@ def _joined(slices: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class TrainerRun:
-    """A prepared trainer's program for given feeds and fetches."""
+    """A prepared trainer's program for given feeds and fetches; `timer` times it for its dump."""
 
     def __init__(
-        self, plain: TrainerProgram, connection: Connection, cache: ExecutableCache
+        self,
+        plain: TrainerProgram,
+        connection: Connection,
+        cache: ExecutableCache,
+        timer: TrainerTimer | None = None,
     ) -> None:
+        self._timer = timer
         self.program, self.connection = plain.program, connection
         self._plain, self.fetched = plain, plain.fetched
         needed, program = read_before_written(plain.program), plain.program
@@ -193,11 +199,14 @@ class TrainerRun:
         given = {**data, **self._rows.look_up(data)}
         fed = {name: given[name] for name in self._fed}
         sizes = bind_sizes((program.variables[name], value.shape) for name, value in fed.items())
+        if self._timer is not None:
+            self._timer.before_step(program, sizes, fed)
         if self._plain.is_step:
             client.next_step(0)  # batch sizes may differ between trainers
         client.doing(f"step {client.step}" if self._plain.is_step else "startup")
         try:
-            _, values = self._trainer.run(state, fed, sizes)
+            with client.spans.span("step" if self._plain.is_step else "startup", step=client.step):
+                _, values = self._trainer.run(state, fed, sizes)
         except Exception as error:
             self._failed(error)
             raise
