@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.report import Measured, Report, build_report, of_program, render
+from jaxfleet.report import Measured, Report, TimePart, build_report, of_program, render
 from tests.report.drawn import (
     OPS_PER_LAYER,
     deep_history,
@@ -63,9 +63,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     called = {**small.sources, "app/train.py": {4: "y = layer(x)", 5: "y = layer(y)"}}
     measured = Measured(1e9, 1e8, "4 x cpu", step_s=0.25, calls=7)
     hostile = replace(of_program(hostile_program()), decisions=HOSTILE, notes=HOSTILE)
+    parts = (TimePart("a step of training", 0.5), TimePart("waiting for servers", 0.125))
+    trained = replace(measured, of="its compiled blocks", parts=parts, steps=3)
     reports: dict[str, Report] = {
         "small": build_report([small]),
         "measured": build_report([replace(small, measured=measured)]),
+        "trainer": build_report([replace(small, measured=trained)]),
         "servers": build_report([deep_history(3, servers=2), *server_histories(3, 2)]),
         "large": build_report([deep_history(LARGE_LAYERS)]),
         "hostile": build_report([hostile]),
@@ -163,6 +166,14 @@ def test_predicted_time_is_shown_beside_what_was_measured(
     assert f"{float(f'{predicted * 1000:.2g}'):g} ms predicted" in visitor.panel
     assert "median of 7 calls" in visitor.panel
     assert "250 ms" in visitor.panel
+    assert "of training" not in visitor.panel
+    visitor.page.goto("about:blank")
+    visitor.open(files["trainer"])
+    assert "measured: its compiled blocks" in visitor.panel
+    assert "a step's compiled blocks, measured" in visitor.panel
+    assert "median of 3 steps of training" in visitor.panel
+    assert "waiting for servers" in visitor.panel
+    assert "125 ms" in visitor.panel
 
 
 def test_which_pass_put_this_all_reduce_here(visitor: Visitor, files: dict[str, Path]) -> None:

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxfleet import fluid
+from jaxfleet.env import dumping_to
 from jaxfleet.errors import ClosedError, FeedError, ProgramError
 from jaxfleet.fluid import layers
+from jaxfleet.report import read_folders
 from tests.fluid.pserver.jobs import Build, Feed, Script, run_alone, run_job, shared_out
 from tests.fluid.pserver.memory import Job
 
@@ -89,6 +92,21 @@ def test_one_trainer_trains_as_one_process() -> None:
     build, fed = partial(net, lambda: fluid.optimizer.Adam(0.01)), batches()
     job, alone = run_job(build, [fed]), run_alone(build, fed)
     np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-5)
+
+
+def test_a_trainer_is_timed_for_its_dump_and_trains_as_before(tmp_path: Path) -> None:
+    build, fed = partial(net, lambda: fluid.optimizer.SGD(0.01)), batches(5)
+    with dumping_to(tmp_path, measure=2):
+        job = run_job(build, [fed], servers=1)
+    assert job.losses == run_job(build, [fed], servers=1).losses
+    (timed,) = [one.measured for one in read_folders(tmp_path) if one.measured is not None]
+    assert (timed.calls, timed.steps) == (2, 2)
+    assert timed.step_s is not None, timed.why_not
+    assert timed.step_s > 0
+    assert timed.of == "its compiled blocks, without messages"
+    whole, computing, messages, waiting, _, server = timed.parts
+    assert whole.seconds >= max(computing.seconds, messages.seconds, waiting.seconds)
+    assert min(computing.seconds, messages.seconds, server.seconds) > 0
 
 
 def test_servers_keep_their_last_state_in_their_scopes() -> None:
