@@ -1,30 +1,60 @@
-"""Draws docs/board.png, of the board of a running job.
+"""Draws docs/board.png and docs/board-dark.png, of the board of a job that it starts.
 
-JAXFLEET_METRICS_PORT=9464 jaxfleet launch --servers 2 --trainers 2 examples/ctr.py --mode pserver
-jaxfleet top 9464 9465 --web
-python docs/draw_board.py 'http://127.0.0.1:9480/?token=...'
+python docs/draw_board.py
 
-It takes Debian's chromium, and the extra `browser`.
+It takes Debian's chromium, and the extras `board`, `browser` and `examples`. Ports 9464, 9465 and
+9480 must be free.
 """
 
+import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-WATCHED_S = 5.0  # for charts to have something to show
+HERE = Path(__file__).parent
+CTR = HERE.parent / "examples" / "ctr.py"
+JAXFLEET = [sys.executable, "-m", "jaxfleet"]
+JOB = ["launch", "--servers", "2", "--trainers", "2", str(CTR), "--mode", "pserver"]
+BOARD = ["top", "9464", "9465", "--web"]
+SCHEMES = {"light": "board.png", "dark": "board-dark.png"}
+WATCHED_S = 25.0  # for charts to have something to show
 
 
 def main() -> None:
+    environment = {**os.environ, "JAXFLEET_METRICS_PORT": "9464"}
+    with tempfile.TemporaryDirectory() as folder:
+        job = subprocess.Popen(
+            [*JAXFLEET, *JOB], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+        )
+        board = subprocess.Popen([*JAXFLEET, *BOARD], stdout=subprocess.PIPE, text=True)
+        try:
+            assert board.stdout is not None
+            line = board.stdout.readline()  # the board is at URL (Ctrl-C ends it)
+            draw(next(word for word in line.split() if word.startswith("http")))
+        finally:
+            for process in (board, job):
+                process.terminate()
+                process.wait(timeout=30)
+
+
+def draw(address: str) -> None:
     with sync_playwright() as started:
         flags = ["--no-sandbox"]  # root has none
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        page = browser.new_page(viewport={"width": 1240, "height": 900})
-        page.goto(sys.argv[1])
+        pages = {
+            name: browser.new_page(viewport={"width": 1240, "height": 900}, color_scheme=scheme)
+            for scheme, name in SCHEMES.items()
+        }
+        for page in pages.values():
+            page.goto(address)
         time.sleep(WATCHED_S)
-        page.screenshot(path=Path(__file__).parent / "board.png")
+        for name, page in pages.items():
+            page.screenshot(path=HERE / name)
         browser.close()
 
 

@@ -1,5 +1,7 @@
 """Draws docs/view-*.png, a picture of each view, of a report of the step of examples/digits.py.
 
+One view is drawn in the dark scheme too.
+
 python docs/draw_view.py
 
 It takes Debian's chromium, and the extra `browser`. `--report FILE` keeps the report too.
@@ -10,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
@@ -29,6 +32,7 @@ SHOTS = {
     "traffic": "#view=traffic",
     "programs": "#view=programs",
 }
+DARK = "graph"  # drawn as view-dark.png
 WIDTH, HEIGHT = 1180, 520
 HEIGHTS = {"operators": 400}  # its text takes the most bytes
 
@@ -64,14 +68,20 @@ def draw(report: str) -> None:
     with sync_playwright() as started:
         flags = ["--no-sandbox", "--disable-lcd-text"]  # root has none; grey text is smaller
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        page = browser.new_page()
         for name, address in SHOTS.items():
-            page.set_viewport_size({"width": WIDTH, "height": HEIGHTS.get(name, HEIGHT)})
-            page.goto("about:blank")
-            page.goto(report + address)
-            page.wait_for_timeout(200)  # a resize is seen in the next frame
-            page.screenshot(path=HERE / f"view-{name}.png")
+            size = {"width": WIDTH, "height": HEIGHTS.get(name, HEIGHT)}
+            draw_one(browser, size, report + address, "light", HERE / f"view-{name}.png")
+        size = {"width": WIDTH, "height": HEIGHT}
+        draw_one(browser, size, report + SHOTS[DARK], "dark", HERE / "view-dark.png")
         browser.close()
+
+
+def draw_one(browser: Any, size: dict[str, int], address: str, scheme: str, path: Path) -> None:
+    page = browser.new_page(viewport=size, color_scheme=scheme)
+    page.goto(address)
+    page.wait_for_timeout(200)  # the graph is placed in the next frame
+    page.screenshot(path=path)
+    page.close()
 
 
 if __name__ == "__main__":

@@ -52,6 +52,15 @@ class DeadCodeElimination(Pass):
               step: f32[4] = jax.neg(w)
               w = jax.add(w, step)
               fetch(h)
+
+    Examples:
+        >>> from jaxfleet.ir import parse
+        >>> from jaxfleet.passes import DeadCodeElimination
+        >>> from jaxfleet.testing import docstring_programs
+        >>> program = parse(docstring_programs(DeadCodeElimination)[0][0])
+        >>> kept = DeadCodeElimination(keep=("twice",)).run(program)
+        >>> [name for op in kept.root.ops for name in op.writes]
+        ['h', 'twice', 'step', 'w']
     """
 
     keep: tuple[str, ...] = ()  # variables fetched by name, so needed at the end

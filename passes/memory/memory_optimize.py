@@ -58,6 +58,18 @@ class MemoryOptimize(Pass):
               a = jax.tanh(b) {instead_of=[["a", "c"]]}
               d: f32[2] = jax.slice(a) {limit_indices=[2], start_indices=[0]}
               fetch(d)
+
+    Examples:
+        Level 1 lets `d`, of two elements, take the memory of `b`, of four:
+
+        >>> from jaxfleet.ir import parse
+        >>> from jaxfleet.passes import MemoryOptimize
+        >>> from jaxfleet.testing import docstring_programs
+        >>> program = parse(docstring_programs(MemoryOptimize)[0][0])
+        >>> [op.writes for op in MemoryOptimize(level=1).run(program).root.ops]
+        [('a',), ('b',), ('a',), ('b',), ()]
+        >>> [op.writes for op in MemoryOptimize(level=1, skip=("b",)).run(program).root.ops]
+        [('a',), ('b',), ('a',), ('d',), ()]
     """
 
     level: int = 0  # 0: equal shapes; 1: sufficient size

@@ -69,6 +69,18 @@ class SliceVar(Pass):
             optimize
               b = jax.sub(b, b@GRAD)
               w = jax.sub(w, w@GRAD)
+
+    Examples:
+        A slice has at least `min_block_size` elements, so that a small number divides more:
+
+        >>> from jaxfleet.ir import parse
+        >>> from jaxfleet.passes import SliceVar
+        >>> from jaxfleet.testing import docstring_programs
+        >>> program = parse(docstring_programs(SliceVar)[0][0])
+        >>> SliceVar(servers=3, min_block_size=100).run(program).attrs["slices"]
+        (('b', (100, 100)), ('w', (43, 43, 42)))
+        >>> SliceVar(slice=False).run(program).attrs["slices"]
+        (('b', (200,)), ('w', (128,)))
     """
 
     servers: int = 2  # the most blocks of a parameter
@@ -167,6 +179,19 @@ class Dispatch(Pass):
             optimize
               b = jax.sub(b, b@GRAD)
               w = jax.sub(w, w@GRAD)
+
+    Examples:
+        The method decides which server has more, here of 12,800 and 200 elements:
+
+        >>> from jaxfleet.ir import parse
+        >>> from jaxfleet.passes import Dispatch
+        >>> from jaxfleet.testing import docstring_programs
+        >>> program = parse(docstring_programs(Dispatch)[0][0])
+        >>> ends = ("ps0:6174", "ps1:6174")
+        >>> Dispatch(ends, method="round_robin").run(program).attrs["placement"]
+        (('b', 'ps0:6174'), ('w.block0', 'ps1:6174'), ('w.block1', 'ps0:6174'))
+        >>> Dispatch(ends, method="balanced").run(program).attrs["placement"]
+        (('b', 'ps0:6174'), ('w.block0', 'ps0:6174'), ('w.block1', 'ps1:6174'))
     """  # noqa: E501  # a program's attributes are one line
 
     endpoints: tuple[str, ...] = ()  # host:port of each server; port 0: any free port

@@ -122,6 +122,15 @@ class CompressSends(Pass):
           block 0
             rpc
               send(X=w@GRAD) {compress="int8", epmap=["s:1"], min_elements=1024}
+
+    Examples:
+        >>> from jaxfleet.ir import parse
+        >>> from jaxfleet.passes import CompressSends
+        >>> from jaxfleet.testing import docstring_programs
+        >>> program = parse(docstring_programs(CompressSends)[0][0])
+        >>> (send,) = CompressSends("topk", ratio=0.1).run(program).root.ops
+        >>> send.attrs["compress"], send.attrs["ratio"]
+        ('topk', 0.1)
     """
 
     method: str = "int8"
