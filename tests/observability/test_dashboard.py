@@ -13,7 +13,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from jaxfleet.ps.server.metrics import MetricsExporter
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.tiered import make_store
 from jaxfleet.transport.messages import Kind
@@ -40,15 +40,20 @@ ON_NO_PANEL = {
 }
 
 
-def exported() -> dict[str, set[str]]:
-    """Returns the labels of each metric that a server with all features exports."""
+def all_metrics() -> ServerMetrics:
+    """Returns the metrics of a server with all features."""
     bench = Bench().started(SGD, sgd_state())
     bench.one(0, Kind.HEARTBEAT, body={"doing": "step 1", "scalar_step": 1, "scalars": {"x": 1.0}})
     stores = [make_store(TableSpec(name="t", dim=1, memory_rows=rows)) for rows in (None, 20)]
     tables: dict[str, Any] = {name: store.stats() for name, store in zip("ab", stores, strict=True)}
     found = bench.core.figures(bench.now)
+    return replace(found, counted={**found.counted, "saved": 1, "tables": tables})
+
+
+def exported() -> dict[str, set[str]]:
+    """Returns the labels of each metric that it exports."""
     exporter, registry = MetricsExporter(), prometheus_client.CollectorRegistry()
-    exporter.publish(replace(found, counted={**found.counted, "saved": 1, "tables": tables}))
+    exporter.publish(all_metrics())
     registry.register(exporter)
     labels: dict[str, set[str]] = {}
     for family in registry.collect():
@@ -64,11 +69,16 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
 
 
-def parsed(expression: str) -> Any:
+def with_values(expression: str) -> str:
+    """Returns an expression with values for Grafana's variables."""
     for name, value in (VARIABLES | SELECTED).items():
         expression = re.sub(rf"{re.escape(name)}\b", value, expression)
     assert "$" not in expression
-    return promql.parse(expression)
+    return expression
+
+
+def parsed(expression: str) -> Any:
+    return promql.parse(with_values(expression))
 
 
 def nodes(node: Any) -> Iterator[Any]:
