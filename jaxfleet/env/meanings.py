@@ -10,8 +10,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "JAXFLEET_CHECKPOINT_DIR": "folder in which servers keep checkpoints of their own, from "
         "which a restarted server goes on",
         "JAXFLEET_DUMP_DIR": "folder in which every pipeline writes the programs between passes",
-        "JAXFLEET_DUMP_MEASURE": "number of calls of each step or program to time at its first, for the "
-        "reports of its dump; 0 by default",
+        "JAXFLEET_DUMP_MEASURE": "number of calls of each step or program to time at its first, "
+        "for the reports of its dump; 0 by default",
         "JAXFLEET_DUMP_SOURCE": "`1` adds the user's source lines to those dumps",
         "JAXFLEET_DUMP_UNTIL_COMPILED": "`1` ends a script at its first step",
         "JAXFLEET_INSECURE": "`1` lets a server start without a secret",
