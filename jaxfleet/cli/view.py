@@ -40,8 +40,8 @@ examples:
 
 _NOT_ASKED = "jaxfleet view --measure 10 SCRIPT times ten steps, and the rates of the devices."
 _UNMEASURED = (
-    "It was not timed: the script did not run it, or it is a startup program, or a server's, whose "
-    "blocks a trainer's report has."
+    "It was not timed: the script did not run it, or other processes would have had to, or it is "
+    "a server's, whose blocks a trainer's report has."
 )
 
 

@@ -4,7 +4,7 @@ An executor's run takes the memory of its state and keeps the results, so the ti
 a copy of the state, and go on with what they compute themselves.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -62,8 +62,16 @@ class FirstRunTimer:
             own = {name: jnp.array(value, copy=True) for name, value in given.items()}
             return Calls(step, own, None, _OWN)
 
-        timing = measured(jax.devices()[:ranks], inputs, self.calls)
+        timing = measured(_devices_of((*given.values(), *kept.values())), inputs, self.calls)
         add_times(self.folder, timing, rows_of_one(data, ranks))
+
+
+def _devices_of(values: Iterable[Any]) -> Sequence[Any]:
+    """Returns the devices of the first array, which a program's other arrays share."""
+    first = next((value for value in values if isinstance(value, jax.Array)), None)
+    if first is None:
+        return jax.devices()[:1]
+    return sorted(first.devices(), key=lambda device: int(device.id))
 
 
 def timed(function: Function, timer: FirstRunTimer) -> Function:

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.env import PserverRole
+from jaxfleet.env import PserverRole, dumping_to
 from jaxfleet.report import read_folders
 from jaxfleet.runtime import step_introspection
 from jaxfleet.runtime.pserver_entry import ServerStep
@@ -178,6 +178,19 @@ def test_a_trainer_writes_a_report_of_its_job(tmp_path: Path) -> None:
     assert sum(part["seconds"] for part in parts[:3]) <= 3 * whole["seconds"]  # each a median
     plain = twin.run(start(tx), [rows(8)] * 4)  # a view trains nothing
     jax.tree_util.tree_map(np.testing.assert_array_equal, result.states[0], plain.states[0])
+
+
+def test_a_trainers_dump_has_its_times_once_it_has_trained(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    twin = jf.Twin(training(tx), (start(tx), rows(8)), servers=1, trainers=1)
+    for steps, timed in ((2, 0), (3, 1)):
+        folder = tmp_path / str(steps)
+        with dumping_to(folder, measure=1):
+            twin.run(start(tx), [rows(8)] * steps)
+        (found,) = [one.measured for one in read_folders(folder) if one.measured is not None]
+        assert found.step_s is not None, found.why_not
+        assert (found.calls, found.steps) == (1, timed)
+        assert len(found.parts) == 6 * timed  # the whole, four kinds of work, and the server
 
 
 def test_a_server_writes_a_report_of_its_program(tmp_path: Path) -> None:
