@@ -1,6 +1,7 @@
 """What notebooks show of steps, their reports and plans: escaped, balanced, of bounded size."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxfleet.pipeline import run_pipeline
 from jaxfleet.runtime.pserver_entry import ServerStep
 from jaxfleet.runtime.step_html import Explanation
 from tests.markup import text_of
+from tests.runtime.test_step_view import programs_in
 
 HOSTILE = "<script>alert('1')</script>"
 TX = jf.distributed_optimizer(optax.adam(0.1))
@@ -63,13 +65,16 @@ def test_a_step_says_what_it_is_and_where_its_text_is() -> None:
     assert "step.view(path)" in shown
 
 
-def test_a_step_lists_what_was_compiled_for_other_batches() -> None:
+def test_a_step_lists_what_was_compiled_for_other_batches(tmp_path: Path) -> None:
     made = jf.distribute(of_size, example(), "single")
     made(*example())
     made(example()[0], {"x": jnp.ones((5, 4))})
     shown = in_notebook(made)
     assert "batch of 8: " in shown
     assert "batch of 5: " in shown
+    found = programs_in(made.view(tmp_path / "step.html"))
+    assert [program["label"] for program in found] == ["batch of 8", "batch of 5"]
+    assert all("captured for each batch size" in program["notes"][0] for program in found)
 
 
 def of_size(state: Any, batch: Any) -> tuple[Any, Any]:
