@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 
@@ -45,7 +46,7 @@ def main() -> None:
 def draw(address: str) -> None:
     with sync_playwright() as started:
         flags = ["--no-sandbox"]  # root has none
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        browser: Any = started.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
         pages = {
             name: browser.new_page(viewport={"width": 1240, "height": 900}, color_scheme=scheme)
             for scheme, name in SCHEMES.items()
