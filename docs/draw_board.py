@@ -23,7 +23,8 @@ JAXFLEET = [sys.executable, "-m", "jaxfleet"]
 JOB = ["launch", "--servers", "2", "--trainers", "2", str(CTR), "--mode", "pserver"]
 BOARD = ["top", "9464", "9465", "--web"]
 SCHEMES = {"light": "board.png", "dark": "board-dark.png"}
-WATCHED_S = 25.0  # for charts to have something to show
+BEGINS_S = 300.0  # the longest until a trainer reports its loss
+WATCHED_S = 12.0  # from then on, for charts to have something to show
 
 
 def main() -> None:
@@ -53,6 +54,7 @@ def draw(address: str) -> None:
         }
         for page in pages.values():
             page.goto(address)
+            page.locator("#scalar-charts figure").first.wait_for(timeout=BEGINS_S * 1000)
         time.sleep(WATCHED_S)
         for name, page in pages.items():
             page.screenshot(path=HERE / name)

@@ -249,7 +249,7 @@ PUBLIC = {
     """,
     "jaxfleet.report": """
         build_report History Measured of_program of_record read_folders render Report StageRecord
-        write_report
+        TimePart write_report
     """,
     "jaxfleet.runtime": """
         DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep TrainingStep Twin
@@ -270,8 +270,8 @@ PUBLIC = {
     "jaxfleet.transport": "",
     "jaxfleet.transport.zmq": "",
     "jaxfleet.observability": """
-        Board FileSpans LongWait NO_SPANS Progress Sample Spans merge notify printable
-        read_token resident_bytes scrape spans_of write_token
+        Board FileSpans LongWait NO_SPANS Progress Sample Spans StepSpans StepTimes
+        merge notify printable read_token resident_bytes scrape spans_of write_token
     """,
 }
 

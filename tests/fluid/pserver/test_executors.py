@@ -94,6 +94,7 @@ def test_one_trainer_trains_as_one_process() -> None:
     np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-5)
 
 
+@pytest.mark.grid
 def test_a_trainer_is_timed_for_its_dump_and_trains_as_before(tmp_path: Path) -> None:
     build, fed = partial(net, lambda: fluid.optimizer.SGD(0.01)), batches(5)
     with dumping_to(tmp_path, measure=2):
