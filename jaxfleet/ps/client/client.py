@@ -5,14 +5,14 @@ arrays to their sinks on arrival, and detects servers that fail, leave or restar
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
-from jaxfleet.ps.client.former_process import FormerProcess, find_former
+from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
+from jaxfleet.ps.client.operation_names import OperationNames
 from jaxfleet.ps.client.request_sender import Recovery, ReplayBudget, RequestSender
 from jaxfleet.ps.client.server_session import (
     PendingRequest,
@@ -64,8 +64,7 @@ class Client(RequestSender):
         self.received_bytes = 0
         self.rewinds = 0
         self.former: FormerProcess | None = None
-        self._met: Counter[str] = Counter()  # at step `_met_at`
-        self._met_at = -1
+        self._names = OperationNames()
         self._clock, self._heartbeat = clock, heartbeat
         self._hello_at = 0.0  # when to repeat it
         self._check_s = _CHECK_S
@@ -92,15 +91,8 @@ class Client(RequestSender):
             known.resume(step)
 
     def unique(self, what: str) -> str:
-        """Returns a name for an operation of all trainers, which may repeat it at this step.
-
-        It depends only on what a trainer did at this step, so one that returns finds the same.
-        """
-        if self._met_at != self.step:
-            self._met_at = self.step
-            self._met.clear()
-        self._met[what] += 1
-        return what if self._met[what] == 1 else f"{what}, {self._met[what]}"
+        """Returns a name for an operation of all trainers, which may repeat it at this step."""
+        return self._names.next(self.step, what)
 
     def may_repeat(self) -> bool:
         """Whether a former process may have done what this one does at this step."""
@@ -147,14 +139,9 @@ class Client(RequestSender):
             return None
         former, lacking = find_former(self.servers, life=self.me.life)
         if lacking:
-            name, step = self.me.server_name(lacking[0]), self.servers[lacking[0]].step
-            what = (
-                f"{self.me.name} cannot return: {name} was started again too, from its checkpoint "
-                f"of step {step}, and lacks this trainer's later gradients"
-            )
-            self.wait([self.request(at, Kind.ERROR, body={"what": what}) for at in lacking])
-            hint = "start the job again from its last checkpoint (step.restore)"
-            raise PeerLostError(what, hint=hint)
+            error = lost_pushes_error(self.me, lacking[0], self.servers[lacking[0]].step)
+            self.wait([self.request(at, Kind.ERROR, body={"what": error.what}) for at in lacking])
+            raise error
         return former
 
     def leave(self) -> None:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.client.server_session import ServerSession
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,12 @@ def find_former(
         return None, lacking if life else []
     former = FormerProcess(max(seen), max(known.base for known in servers))
     return former, [n for n in lacking if servers[n].step != former.done]
+
+
+def lost_pushes_error(me: TrainerIdentity, server: int, step: int) -> PeerLostError:
+    """Returns the error for a server that lacks pushes which only the former process had."""
+    what = (
+        f"{me.name} cannot return: {me.server_name(server)} was started again too, from its "
+        f"checkpoint of step {step}, and lacks this trainer's later gradients"
+    )
+    return PeerLostError(what, hint="start the job again from its last checkpoint (step.restore)")
