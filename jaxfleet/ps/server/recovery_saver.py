@@ -26,6 +26,7 @@ _SHARE = 20  # times the cost of the last save: a twentieth of the time goes to 
 _SHARE_THEN = 4  # the same if replay would take too long
 _BESIDE = 0.25  # fraction of a concurrent save's time that it costs the steps: CPU and disk
 _AGAIN_S, _MOST_AGAIN_S = 5.0, 60.0  # after a failed save
+_WAITED_AGAIN_S, _MOST_WAITED_S = 2.0, 10.0  # the same while the job waits for it; for how long
 
 
 @dataclass
@@ -121,6 +122,7 @@ class RecoverySaver:
     is_writing: bool = False
     is_wanted: bool = False
     _later: list[Callable[[], None]] = field(default_factory=list)
+    _again: tuple[float, Callable[[], None]] | None = None  # when to try a failed save again
     _last: int | None = None  # the checkpoint that the tables include completely
     _length: int = 0  # number of checkpoints it is incremental to
 
@@ -167,15 +169,23 @@ class RecoverySaver:
         """Saves the current state, if enabled; otherwise as `write`.
 
         It is postponed only if there is no checkpoint yet. After a replacement of the state, a
-        server restarted from an older checkpoint would continue with the replaced state: a failure
-        ends it.
+        server restarted from an older checkpoint would continue with the replaced state: the job
+        waits a while for space on a full disk, and any other failure ends the server.
         """
+        self._save_until(self.clock() + _MOST_WAITED_S, held, progress, after)
+
+    def _save_until(
+        self, until: float, held: ServerState, progress: Progress, after: Callable[[], None]
+    ) -> None:
+        def again() -> None:
+            self._save_until(until, held, progress, after)
+
         if self.series is None:
             after()
             return
         self.is_outdated = True
         if self.is_writing:
-            self._later.append(lambda: self.save_now(held, progress, after))
+            self._later.append(again)
             return
 
         def then(written: Written) -> None:
@@ -186,10 +196,19 @@ class RecoverySaver:
         def failed(error: Exception) -> None:
             if not self.saved and self.put_off(error):
                 after()
+            elif is_disk_full(error) and self.clock() < until:
+                self._again = self.clock() + _WAITED_AGAIN_S, again
+                alert(f"{self.outbox.name} waits for space on its disk: {error}")
             else:
                 self.give_up(error)
 
         self.outbox.tasks.append(DeviceTask("saving", self.write(held, progress), then, failed))
+
+    def look(self) -> None:
+        """Tries a failed save again once it is due."""
+        if self._again is not None and self.clock() >= self._again[0]:
+            (_, again), self._again = self._again, None
+            again()
 
     def has(self, step: int, trainer: int) -> bool:
         return self.saved.get(trainer, -1) >= step and not self.is_outdated

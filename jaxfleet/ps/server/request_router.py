@@ -283,6 +283,10 @@ class RequestRouter:
         if self.held is not None:
             self.held.keeps_past = keeps
 
+    def look(self) -> None:
+        """Goes on with what waits for time to pass."""
+        self._own.look()
+
     def save_soon(self) -> None:
         """Writes a recovery checkpoint as soon as no block runs, if enabled."""
         self._own.is_wanted = self.step >= 0

@@ -214,6 +214,7 @@ class ServerCore:
 
     def tick(self, now: float) -> Replies:
         """Handles the passage of time: lost peers and timeouts."""
+        self._router.look()
         self._changes.look(now)
         self._advance()
         self._liveness.look_at_waits(now)
@@ -403,8 +404,7 @@ class ServerCore:
 
     def _stats(self, request: Request) -> None:
         counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
-        body = {**self._counted(), "messages": counts}
-        self.outbox.reply(request, Kind.OK, body)
+        self.outbox.reply(request, Kind.OK, {**self._counted(), "messages": counts})
 
     def _counted(self) -> dict[str, Plain]:
         refused: dict[str, Plain] = {"errors": self.outbox.errors, "rejected": self.rejected}

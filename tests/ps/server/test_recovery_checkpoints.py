@@ -264,12 +264,10 @@ def replacing(bench: Bench, state: dict[str, np.ndarray]) -> list[Message]:
     return [reply for t in (0, 1) for _, reply in bench.send(t, Kind.ASSIGN, 2, body, state)]
 
 
-@pytest.mark.parametrize("way", ["load", "replace"])
-def test_a_state_that_a_full_disk_has_no_room_for_is_an_error(
-    tmp_path: Path, full_disk: set[str], way: str
-) -> None:
+def replace_on_full_disk(folder: Path, full_disk: set[str], way: str) -> Bench:
+    """Starts a server, and replaces the state of its step 2 by one that does not fit its disk."""
     full_disk.clear()
-    bench, path = started(tmp_path / "own"), tmp_path / "job"
+    bench, path = started(folder / "own"), folder / "job"
     receipt = bench.one(0, Kind.SAVE, 0, {"path": str(path)}).body["receipt"]
     assert isinstance(receipt, dict)
     commit(path, [PartReceipt.from_plain(receipt)], step=0)
@@ -277,9 +275,39 @@ def test_a_state_that_a_full_disk_has_no_room_for_is_an_error(
     assert bench.one(0, Kind.SAVE, 2).body["step"] == 2
     full_disk.add("full")
     if way == "load":
-        answers = [reply for _, reply in bench.send(0, Kind.LOAD, 0, {"path": str(path)})]
+        assert not bench.send(0, Kind.LOAD, 0, {"path": str(path)})
     else:
-        answers = replacing(bench, sgd_state())
+        assert not replacing(bench, sgd_state())
+    return bench
+
+
+@pytest.mark.parametrize("way", ["load", "replace"])
+def test_a_replaced_state_waits_for_space_on_a_full_disk(
+    tmp_path: Path, full_disk: set[str], way: str
+) -> None:
+    bench = replace_on_full_disk(tmp_path, full_disk, way)
+    assert bench.wait(3.0) == []
+    assert bench.core.run_tasks() == []  # it is still full
+    full_disk.clear()
+    bench.wait(3.0)
+    answers = [reply for _, reply in bench.core.run_tasks()]
+    assert {answer.kind for answer in answers} == {Kind.OK}
+    again = started(tmp_path / "own")
+    step = 0 if way == "load" else 2
+    assert again.core.step == step
+    np.testing.assert_array_equal(again.pull(0, step, "b")["b"], sgd_state()["b"])
+
+
+@pytest.mark.parametrize("way", ["load", "replace"])
+def test_a_state_that_a_full_disk_has_no_room_for_is_an_error(
+    tmp_path: Path, full_disk: set[str], way: str
+) -> None:
+    bench, answers = replace_on_full_disk(tmp_path, full_disk, way), list[Message]()
+    began = bench.now
+    while bench.core.failure is None:
+        assert bench.now < began + 15.0
+        bench.wait(2.1)
+        answers += [reply for _, reply in bench.core.run_tasks()]
     assert {answer.kind for answer in answers} == {Kind.ERROR}
     assert all("No space left on device" in str(answer.body["what"]) for answer in answers)
     assert bench.core.failure is not None

@@ -89,7 +89,11 @@ def test_rows_that_go_while_the_disk_is_full_are_an_error(
         raise cannot_write("part 'server 0'", tmp_path, error) from error
 
     monkeypatch.setattr(RecoveryCheckpoints, "save", fail)
-    _, what = error_of(bench.one(0, Kind.SHRINK, 1, {"table": "users", "token": "a"}))
+    replies = bench.send(0, Kind.SHRINK, 1, {"table": "users", "token": "a"})
+    while not replies:
+        bench.wait(2.1)
+        replies = bench.core.run_tasks()
+    _, what = error_of(replies[0][1])
     assert "No space left on device" in what
     assert bench.core.failure is not None
 
