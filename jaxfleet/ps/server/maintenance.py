@@ -83,8 +83,12 @@ class MaintenanceQueue:
         self.waiting = [other for other in self.waiting if other is not request]
 
     def serve(self) -> None:
-        """Starts queued requests, or a checkpoint that is due, unless a block is running."""
-        if self.is_busy or self.own.is_writing or self.held.scheduler.is_running:
+        """Starts queued requests, or a checkpoint that is due, unless a block is running.
+
+        A load waits for no step: the pushes that complete it may be lost, and trainers, who return
+        to an earlier state, do not send them again. Blocks that were started end before it begins.
+        """
+        if self.is_busy or self.own.is_writing:
             return
         starts = {
             Kind.LOAD: self._start_load,
@@ -98,7 +102,7 @@ class MaintenanceQueue:
                 self.drop(request)
             if self.is_busy:
                 return
-        if self.own.is_due(self.held):
+        if not self.held.scheduler.is_running and self.own.is_due(self.held):
             self._write_own(lambda _: None, self._put_due_off)
 
     def _put_due_off(self, error: Exception) -> None:
@@ -150,8 +154,8 @@ class MaintenanceQueue:
     def _may_start(self, request: Request) -> bool:
         """Whether the step is applied: the sender's, for tables and recovery checkpoints."""
         kind, body = request.message.kind, request.message.body
-        if kind is Kind.LOAD:
-            return True
+        if kind is Kind.LOAD or self.held.scheduler.is_running:
+            return kind is Kind.LOAD
         if kind is Kind.SAVE and (body.get("path") is None or body.get("tables") is not None):
             return self.held.scheduler.has_applied(request.step, request.trainer)
         return request.step <= self.held.step

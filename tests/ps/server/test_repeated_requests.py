@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxfleet.checkpoint import PartReceipt, commit
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.transport.messages import Kind, Message, Plain
-from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_grads, sgd_state
+from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_after, sgd_grads, sgd_state
 
 
 def started(**options: Any) -> Bench:
@@ -38,6 +39,20 @@ def test_a_load_that_comes_again_does_not_undo_what_came_after_it(tmp_path: Path
     again = bench.one(0, Kind.LOAD, 0, body, number=900)
     assert (again.kind, again.body) == (first.kind, first.body)
     assert bench.core.step == 1
+
+
+def test_a_load_does_not_wait_for_a_step_whose_other_gradients_are_lost(tmp_path: Path) -> None:
+    bench = started()
+    body: dict[str, Any] = {"path": str(tmp_path / "saved")}
+    receipt = bench.one(0, Kind.SAVE, 0, body).body["receipt"]
+    assert isinstance(receipt, dict)
+    commit(tmp_path / "saved", [PartReceipt.from_plain(receipt)], step=0)
+    for trainer in (0, 1):
+        bench.push(trainer, 1, {"b@GRAD": sgd_grads(trainer, 1)["b@GRAD"]})
+    assert bench.one(0, Kind.LOAD, 0, body).kind is Kind.OK
+    for trainer in (0, 1):
+        bench.push(trainer, 1, sgd_grads(trainer, 1))
+    np.testing.assert_array_equal(bench.pull(0, 1, "b")["b"], sgd_after(1)["b"])
 
 
 def test_a_request_that_comes_again_while_it_is_done_waits_for_the_one_answer() -> None:
