@@ -54,7 +54,7 @@ def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[A
         except JaxfleetError as found:
             error = found
     agree(client, what, error, rewinds=True)
-    client.step = checkpoint.step
+    client.restart(checkpoint.step)
     values = {**read_leaves(checkpoint, served.mine), **served.pull(client, served.params)}
     return served.leaves(values)
 

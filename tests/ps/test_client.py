@@ -7,6 +7,8 @@ import pytest
 
 from jaxfleet.errors import ConnectError
 from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.heartbeat import Pulse
+from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind, Message, Plain
@@ -94,3 +96,11 @@ def test_a_push_reports_how_long_the_exchange_before_it_took() -> None:
     asker.push(0, ())
     pushes = [message for message in lines.sent if message.kind is Kind.PUSH]
     assert [push.body["took_s"] for push in pushes] == [0.0, 5.0, 5.0]
+
+
+def test_a_push_that_is_not_applied_is_checked_like_a_request() -> None:
+    session = ServerSession(ReplayLog(until_saved=True), pushed=1)
+    session.replay.add(Message(Kind.PUSH, "trainer 0", 1))
+    assert [session.is_due(now, 3.0) for now in (0.0, 2.9, 3.0)] == [False, False, True]
+    session.hear(Pulse(step=1, incarnation=session.greeted))
+    assert not session.is_due(20.0, 3.0)

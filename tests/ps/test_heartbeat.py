@@ -76,6 +76,30 @@ def test_a_server_says_what_it_does_and_is_silent_when_it_ends() -> None:
     assert [pulse for _, pulse in seen] == [before, last, last]
 
 
+def test_progress_is_forgotten_until_a_later_heartbeat_is_answered() -> None:
+    network = MemoryNetwork()
+    heart, seen = on_memory(network), list[Pulse]()
+
+    def watch() -> None:
+        network.sleep(0.2)
+        seen.append(heart.pulse(0))
+        heart.forget_progress()
+        seen.append(heart.pulse(0))
+        network.sleep(1.0)
+        seen.append(heart.pulse(0))
+        heart.close()
+
+    listener = network.listen(PLACE)
+    network.run(
+        {"server": partial(answer, listener, [], beats=2), "trainer": watch, "heart": heart.run}
+    )
+    assert [(pulse.step, pulse.doing) for pulse in seen] == [
+        (1, "step 1"),
+        (-1, "step 1"),
+        (2, "step 2"),
+    ]
+
+
 def test_a_server_that_was_never_there_is_silent_from_the_start() -> None:
     network = MemoryNetwork()
     heart = on_memory(network)

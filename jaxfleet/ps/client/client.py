@@ -84,6 +84,14 @@ class Client(RequestSender):
         for known in self.servers:
             known.rewind(step)
 
+    def restart(self, step: int) -> None:
+        """Goes on after a step to whose state all servers have returned."""
+        self.step = step
+        for known in self.servers:
+            known.applied = step
+        if self._heartbeat is not None:
+            self._heartbeat.forget_progress()
+
     def resume(self, step: int) -> None:
         """Goes on after a step of a former process."""
         self.step = step
@@ -319,7 +327,7 @@ class Client(RequestSender):
             raise refusal_error(self.me, server, message)
 
     def _check_pending(self, now: float) -> None:
-        """Checks overdue requests: a connection may have lost them or their replies."""
+        """Checks overdue requests and pushes: a connection may have lost them or their replies."""
         renewed = self.connections.renewed()
         for server, known in enumerate(self.servers):
             due = known.is_due(now, self._check_s)
@@ -340,11 +348,9 @@ class Client(RequestSender):
         self._look_at_members(self._heartbeat.pulse(0).membership)
         for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
-            known.replay.saved(pulse.saved)
+            known.hear(pulse)
             if server == 0:
                 self.leases.saved(pulse.saved)
-            if pulse.incarnation == known.greeted:
-                known.replay.applied(pulse.step)
             if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:
                 self._recovery.see_new(server, str(pulse.incarnation))
             elif known.is_open and self._heartbeat.silent_s(server) > limit_s:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from jaxfleet.errors import ClosedError
@@ -30,6 +30,7 @@ class Pulse:
         lost: names of the trainers whose heartbeats timed out.
         saved: the step of its last checkpoint; -1 if none.
         membership: the job's next or current members, once they have changed.
+        number: of the heartbeat that it answers.
     """
 
     last_heard_s: float | None = None
@@ -39,6 +40,7 @@ class Pulse:
     lost: tuple[str, ...] = ()
     saved: int = -1
     membership: Membership | None = None
+    number: int = field(default=0, compare=False)
 
 
 class Heartbeat:
@@ -76,6 +78,7 @@ class Heartbeat:
         self._doing = "starting"
         self.scalars: Callable[[], tuple[int, Mapping[str, float]]] = lambda: (0, {})
         self._numbers = itertools.count(1)
+        self._outdated = -1  # the last number whose answer may report progress that is void
         self._pulses = [Pulse() for _ in endpoints]
         self._silent_s = [0.0 for _ in endpoints]
         self._counted_at_s = clock()
@@ -91,7 +94,12 @@ class Heartbeat:
         self._doing = text
 
     def pulse(self, server: int) -> Pulse:
-        return self._pulses[server]
+        found = self._pulses[server]
+        return found if found.number > self._outdated else replace(found, step=-1, saved=-1)
+
+    def forget_progress(self) -> None:
+        """Ignores the steps in answers to earlier heartbeats: servers have an older state now."""
+        self._outdated = next(self._numbers)
 
     def silent_s(self, server: int) -> float:
         """Seconds spent listening since the last message of a server."""
@@ -176,4 +184,5 @@ class Heartbeat:
             else (),
             saved=saved if isinstance(saved, int) else -1,
             membership=Membership.of(body),
+            number=message.number,
         )

@@ -178,8 +178,9 @@ class RequestSender:
         return self.request(server, Kind.DEFINE, body={"program": text}, tensors=tensors)
 
     def check_pending(self, server: int) -> None:
-        numbers: list[Plain] = list(self.servers[server].waiting)
-        body: dict[str, Plain] = {"numbers": numbers}
+        """Asks a server which of the pending requests, and of the pushes, it has not received."""
+        known = self.servers[server]
+        body: dict[str, Plain] = {"numbers": list(known.waiting), "pushed": known.pushed}
         self.send(server, self._message(server, Kind.PENDING, None, body, ()))
 
     def send(self, server: int, message: Message) -> None:

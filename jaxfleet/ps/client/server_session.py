@@ -124,6 +124,10 @@ class ReplayLog:
             self.bytes -= sum(map(_size, self._steps.pop(void)))
         self.forgotten = min(self.forgotten, step)  # a server that lacks the later ones is right
 
+    def first_after(self, step: int) -> int | None:
+        """Returns the first step after one whose pushes are kept."""
+        return min((known for known in self._steps if known > step), default=None)
+
     def after(self, step: int) -> Iterator[tuple[int, list[Message]]]:
         for known in sorted(self._steps):
             if known > step:
@@ -156,6 +160,7 @@ class ServerSession:
     Attributes:
         step: the last step that it had applied at its welcome.
         pushed: the last step whose gradients were sent to it.
+        applied: the last of them that it is known to have applied.
         sequence: the last two steps with pushes, of parameters ('') and of each table.
         has_state: it has reported a state.
         welcomes: the incarnations that sent a welcome.
@@ -171,9 +176,10 @@ class ServerSession:
         is_restored: it was restarted from a recovery checkpoint while other trainers trained.
         seen: the greatest step of former processes of this trainer; None if it knows of none.
         base: the step of the state that the job began with.
-        oldest: number of the oldest pending request, 0 if there is none.
+        oldest: what was due last: the number of the oldest pending request, or the first step whose
+            push it is not known to have applied.
         damaged: consecutive frames that it could not read.
-        check_at_s: when to check that it has received the pending requests.
+        check_at_s: when to check that it has received the pending requests, and the pushes.
         exchange_s: time spent sending pushes and waiting for their values, not reported to it yet.
         clock: the step up to which the last values included all trainers' pushes, if trainers do
             not wait for each other; -1 if not reported.
@@ -183,6 +189,7 @@ class ServerSession:
     number: int = 0
     step: int = -1
     pushed: int = -1
+    applied: int = -1
     sequence: dict[str, tuple[int, int]] = field(default_factory=dict)
     has_state: bool = False
     waiting: dict[int, PendingRequest] = field(default_factory=dict)
@@ -198,7 +205,7 @@ class ServerSession:
     is_restored: bool = False
     seen: int | None = None
     base: int = -1
-    oldest: int = 0
+    oldest: tuple[int | None, int | None] = (None, None)
     damaged: int = 0
     check_at_s: float = 0.0
     exchange_s: float = 0.0
@@ -212,7 +219,7 @@ class ServerSession:
         step = body.get("step")
         self.greeted = str(body.get("incarnation", ""))
         self.welcomes.add(self.greeted)
-        self.step = step if isinstance(step, int) else -1
+        self.step = self.applied = step if isinstance(step, int) else -1
         self.has_state = self.has_state or self.step >= 0
         self.damage = str(body.get("damage") or "")
         seen, base = body.get("seen"), body.get("base")
@@ -227,14 +234,29 @@ class ServerSession:
         self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
         applied = request.answer.body.get("applied") if request.answer is not None else None
         if kind is Kind.PULL and isinstance(applied, int):
-            self.replay.applied(applied)
+            self._has_applied(applied)
+
+    def hear(self, pulse: Pulse) -> None:
+        """Discards the pushes that a heartbeat reports as saved or applied."""
+        self.replay.saved(pulse.saved)
+        if pulse.incarnation == self.greeted:
+            self._has_applied(pulse.step)
+
+    def _has_applied(self, step: int) -> None:
+        self.applied = max(self.applied, step)
+        self.replay.applied(step)
 
     def is_due(self, now: float, every_s: float) -> bool:
-        """Whether to check pending requests, since none was answered for a while."""
-        oldest = next(iter(self.waiting), 0)
+        """Whether to check what was sent, since nothing was answered or applied for a while.
+
+        Without a request that waits for it, a push may be lost as well, and others wait for it.
+        """
+        oldest: tuple[int | None, int | None] = next(iter(self.waiting), None), None
+        if oldest[0] is None and self.is_level and self.pushed > self.applied:
+            oldest = None, self.replay.first_after(self.applied)
         if oldest != self.oldest:
             self.oldest, self.check_at_s = oldest, now + every_s
-        return bool(oldest) and now >= self.check_at_s
+        return oldest != (None, None) and now >= self.check_at_s
 
     def push_after(self, step: int, table: str = "") -> int:
         """Returns the step of the preceding push, of parameters or a table; -1 for the first."""
@@ -259,7 +281,7 @@ class ServerSession:
 
     def resume(self, step: int) -> None:
         """Goes on after a step, up to which a former process of this trainer sent its pushes."""
-        self.replay.forgotten = self.pushed = step
+        self.replay.forgotten = self.pushed = self.applied = step
 
     def lost_work(self) -> str | None:
         """Describes the permanently lost work of this trainer, if any."""

@@ -68,6 +68,9 @@ class LivenessMonitor:
         numbers = request.message.body.get("numbers")
         if not isinstance(numbers, list) or len(numbers) > _MOST_PENDING:
             raise RequestError("bad_message", "a pending needs 'numbers', a short list")
+        pushed = request.message.body.get("pushed", -1)
+        if not isinstance(pushed, int):
+            raise RequestError("bad_message", "'pushed' of a pending is the step of a push")
         trainer, log = request.trainer, self.trainers.by_id[request.trainer].log
         mine = [r for r in self.router.waiting() if r.trainer == trainer]
         others = [r for r in self.collectives.requests() if r.trainer == trainer]
@@ -81,7 +84,7 @@ class LivenessMonitor:
                 missing.append(number)
         body: dict[str, Plain] = {
             "missing": missing,
-            "lacks": any(map(self.router.lacks, mine)),
+            "lacks": self.router.lacks_push(trainer, pushed) or any(map(self.router.lacks, mine)),
             "step": self.router.step_of(trainer),
         }
         self.outbox.reply(request, Kind.PENDING, body)

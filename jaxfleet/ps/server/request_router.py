@@ -354,6 +354,12 @@ class RequestRouter:
         own = f"trainer {trainer}" in self.missing(request)
         return own or not (self.waits or scheduler.has_applied(request.step, trainer))
 
+    def lacks_push(self, trainer: int, step: int) -> bool:
+        """Whether some push of a trainer, the last of which is of a step, has not arrived."""
+        if self.held is None or self.step < 0 or self.held.scheduler.is_queued(trainer):
+            return False
+        return f"trainer {trainer}" in self.held.scheduler.missing(step=step, pulls=False)
+
     def stats(self) -> dict[str, Plain]:
         if self.held is None:
             return {"step": -1}

@@ -86,6 +86,18 @@ def test_pending_reports_whose_pushes_are_lacking(trainer: int) -> None:
     assert found.body == {"missing": [], "lacks": trainer == 1, "step": 0}
 
 
+@pytest.mark.parametrize("trainer", [0, 1])
+def test_pending_reports_pushes_that_no_request_of_their_sender_waits_for(trainer: int) -> None:
+    bench = started()
+    bench.push(0, 1, sgd_grads(0, 1))
+    body: dict[str, Plain] = {"numbers": [], "pushed": 1}
+    found = bench.one(trainer, Kind.PENDING, 1, body)
+    assert found.body == {"missing": [], "lacks": trainer == 1, "step": 0}
+    bench.push(1, 1, sgd_grads(1, 1))
+    found = bench.one(trainer, Kind.PENDING, 1, body)
+    assert found.body == {"missing": [], "lacks": False, "step": 1}
+
+
 def test_an_error_is_given_again() -> None:
     bench = started()
     first = bench.send(0, Kind.PULL, 1, {"names": ["nothing"]}, number=70)
