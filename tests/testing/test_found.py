@@ -3,20 +3,31 @@
 import pytest
 
 from jaxfleet.testing.simulation import Schedule, check
-from jaxfleet.testing.simulation.faults import Fault, KillServer, LossOfOne, Reset
+from jaxfleet.testing.simulation.faults import (
+    ClockJump,
+    Fault,
+    FullDisk,
+    KillServer,
+    LossOfOne,
+    Reset,
+)
 from jaxfleet.testing.simulation.job import Run
 from jaxfleet.testing.simulation.workload import Mode
 from jaxfleet.transport.messages import Kind
+from tests.tiers import by_default
 
 
-def survives(mode: Mode, *faults: Fault, keeps_checkpoints: bool = True) -> Run:
+def survives(
+    mode: Mode,
+    *faults: Fault,
+    keeps_checkpoints: bool = True,
+    seed: int = 0,
+    pace_s: tuple[float, float] = (0.1, 0.1),
+) -> Run:
     """Fails unless a job ends well in spite of some faults."""
+    drawn = dict(enumerate(faults))
     schedule = Schedule(
-        0,
-        mode,
-        keeps_checkpoints=keeps_checkpoints,
-        pace_s=(0.1, 0.1),
-        faults=dict(enumerate(faults)),
+        seed, mode, keeps_checkpoints=keeps_checkpoints, pace_s=pace_s, faults=drawn
     )
     assert schedule.must_succeed
     run, found = check(schedule)
@@ -54,3 +65,43 @@ def test_a_trainer_that_lost_an_answer_still_takes_part_in_a_restore(
 def test_a_connection_may_break_after_a_restore(at_s: float) -> None:
     """Found by seeds 10761 and 10905: pushes of void steps counted as lost."""
     survives(RESTORING, Reset(at_s, 1, 0), keeps_checkpoints=False)
+
+
+@pytest.mark.grid
+def test_a_push_of_rows_is_sent_again_while_its_sender_waits_for_other_servers() -> None:
+    """Found by seeds 10813 and 11133: a save waited for it until `step_timeout_s`."""
+    mode = Mode(has_table=True, saves=True, restores=True)
+    jump, lost = ClockJump(0.341, "trainer 1", 0.972), LossOfOne(Kind.PUSH_ROWS, 15)
+    survives(mode, jump, lost, keeps_checkpoints=False, seed=10813, pace_s=(0.143, 0.370))
+    kills = [
+        KillServer(0, 2.860, at_s=1.744, loses_power=True),
+        KillServer(0, 0.669, at_s=3.377, loses_power=True),
+        KillServer(0, 1.576, at_operation=11),
+    ]
+    lost = LossOfOne(Kind.PUSH_ROWS, 12)
+    survives(mode, lost, *kills, seed=11133, pace_s=(0.126, 0.478))
+
+
+@pytest.mark.grid
+def test_a_push_is_sent_again_while_its_sender_waits_for_other_servers() -> None:
+    """Found by seed 11195."""
+    mode = Mode(1, relaxed="half_async", period=2, saves=True, restores=True)
+    faults: list[Fault] = [
+        Reset(2.068, 1, 0),
+        LossOfOne(Kind.PUSH, 4),
+        ClockJump(2.371, "trainer 0", 0.938),
+        LossOfOne(Kind.PENDING, 10),
+        KillServer(0, 0.240, at_operation=21, loses_power=True),
+    ]
+    survives(mode, *faults, seed=11195, pace_s=(0.323, 0.060))
+
+
+@pytest.mark.parametrize("number", by_default(range(16, 20), 16))
+def test_heartbeats_from_before_a_restore_do_not_count_as_progress_after_it(number: int) -> None:
+    """A push of the step after it was forgotten, since a step of that number had been applied."""
+    survives(RESTORING, LossOfOne(Kind.PUSH, number), keeps_checkpoints=False)
+
+
+def test_a_restore_waits_for_space_on_a_full_disk() -> None:
+    run = survives(RESTORING, FullDisk(1.5, 5.0, 0))
+    assert run.took_s > 5.0  # it came within that time
