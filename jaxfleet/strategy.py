@@ -25,6 +25,7 @@ _NUMBERS = (
     "max_imbalance",
     "lost_after_s",
     "trainer_return_s",
+    "sigterm_grace_s",
     "step_timeout_s",
     "connect_s",
     "delay_compensation",
@@ -69,6 +70,8 @@ class DistributedStrategy:
             (docs/parameter-servers.md); `continue` lets the others go on at the next step, the
             batch cut over them. The latter two only with communication `sync`.
         trainer_return_s: `wait`: how long the others wait for a lost trainer, in seconds.
+        sigterm_grace_s: `continue`: a trainer that gets SIGTERM leaves the job before its next
+            step, if that begins within this many seconds; 0: SIGTERM has its usual effect.
         replay_bytes: trainers: bytes of pushes to keep, for all servers together, to replay to a
             restarted server; beyond that servers write checkpoints. They also write them before
             replay takes long, so far less is kept in steady state.
@@ -143,6 +146,7 @@ class DistributedStrategy:
     connect_s: float = 120.0
     on_trainer_lost: Literal["fail", "wait", "continue"] = "fail"
     trainer_return_s: float = 60.0
+    sigterm_grace_s: float = 30.0
     replay_bytes: int = 1 << 28
     communication: Literal["sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd"] = (
         "sync"
@@ -243,7 +247,7 @@ def _check_numbers(strategy: DistributedStrategy) -> None:
         if not _is_number(value, whole=is_whole):
             kind = "an integer" if is_whole else "a number"
             raise StrategyError(f"strategy: {name} is {value!r}, but must be {kind}")
-    for name in ("staleness", "delay_compensation", "loss_scale"):
+    for name in ("staleness", "delay_compensation", "loss_scale", "sigterm_grace_s"):
         if (value := getattr(strategy, name)) is not None and not 0 <= value < math.inf:
             raise StrategyError(f"strategy: {name} is {value}, but must be 0 or more")
 

@@ -168,7 +168,8 @@ class PserverRole:
         launch_id: `JAXFLEET_LAUNCH_ID`; distinguishes launches of the job.
         restart: `JAXFLEET_RESTART`; how often this process, alone or with the whole job, was
             started again: a trainer's life, the greater the newer.
-        joins: `JAXFLEET_JOINS`; this process is one more trainer of a job that runs already.
+        joins: `JAXFLEET_JOINS`; this process is one more trainer of a job that runs already, which
+            gives it its number: `trainer_id` may be any, and `trainers` that of the job's start.
     """
 
     role: Literal["trainer", "pserver"]
@@ -206,11 +207,16 @@ def read_cluster() -> PserverRole | None:
         return None
     endpoints, trainers = read_endpoints(), read_number(TRAINERS, least=1)
     job, checkpoint_dir = read_job(), get(CHECKPOINT_DIR)
+    joins, trainer_id = get(JOINS) not in {"", "0"}, None
+    if role == "trainer":
+        trainer_id = (
+            read_number(TRAINER_ID, least=0) if joins else read_trainer_id(trainers, TRAINERS)
+        )
     return PserverRole(
         role=role,
         trainers=trainers,
         endpoints=endpoints,
-        trainer_id=read_trainer_id(trainers, TRAINERS) if role == "trainer" else None,
+        trainer_id=trainer_id,
         current_endpoint=_read_current(endpoints) if role == "pserver" else None,
         job=job.name,
         secret_file=job.secret_file,
@@ -221,7 +227,7 @@ def read_cluster() -> PserverRole | None:
         save_dirs=job.save_dirs,
         launch_id=get(LAUNCH_ID) or None,
         restart=read_restart(),
-        joins=get(JOINS) not in {"", "0"},
+        joins=joins,
     )
 
 

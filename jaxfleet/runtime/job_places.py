@@ -46,8 +46,9 @@ class JobPlaces:
         me = self._identity(job, number, len(members.sessions))
         return self._client(replace(me, membership=members, session=session))
 
-    def join(self, session: str, digest: Callable[[int], str]) -> Membership:
+    def join(self, session: str, digest: Callable[[int], str]) -> Membership | None:
         cluster = self.cluster
+        assert cluster.trainer_id is not None
         network = job_network(cluster.secret_file)
         lines = network.connect(cluster.endpoints)
         heartbeat = job_heartbeat(  # while this process transpiles
@@ -62,6 +63,8 @@ class JobPlaces:
                 digest=digest,
                 clock=monotonic,
                 connect_s=self.strategy.connect_s,
+                silent_s=self.strategy.lost_after_s + cluster.server_return_s,
+                begins=cluster.restart > 0 and cluster.trainer_id < cluster.trainers,
             )
         finally:
             heartbeat.close()

@@ -46,6 +46,8 @@ def job_step(
         return ServerStep(captured, strategy, cluster)
     trainer = cluster.trainer_id
     assert trainer is not None
+    if trainer >= cluster.trainers:  # it joins: the job gives it its number
+        trainer = 0
     programs = programs_for(
         strategy,
         trainer=trainer,
@@ -56,7 +58,7 @@ def job_step(
     example = example_of(captured, strategy, cluster.trainers)
     places = JobPlaces(cluster, strategy)
     step = TrainerStep(captured, strategy, programs, places.first, example=example, scaling=places)
-    if trainer == 0 and (why := undivided_job(step.dumps)) is not None:
+    if trainer == 0 and not cluster.joins and (why := undivided_job(step.dumps)) is not None:
         warn_at_caller(
             f"'{captured.program.name}' is not divided: each of {cluster.trainers} trainers does "
             f"all of the work, since {why}"

@@ -7,17 +7,19 @@ new place. It is interrupted on all trainers or on none, so all begin the same o
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.errors import FeedError, PeerLostError
+from jaxfleet.errors import FeedError, PeerLostError, ProgramError
 from jaxfleet.lower.host_transfer import to_device
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.membership import Membership, MembershipChangedError
 from jaxfleet.runtime.checkpointing import on_host
+from jaxfleet.runtime.leaving import LeaveRequest
 from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.step_state import Handle, NewestState
@@ -50,8 +52,8 @@ class Scaling(Protocol):
         """Returns the client of a member."""
         ...
 
-    def join(self, session: str, digest: Callable[[int], str]) -> Membership:
-        """Waits until the job has this process as a member.
+    def join(self, session: str, digest: Callable[[int], str]) -> Membership | None:
+        """Waits until the job has this process as a member; None if it begins the job instead.
 
         Args:
             session: identifies it.
@@ -95,7 +97,7 @@ class ChangingTrainer(ABC):
     _served: RemoteState
     _scaling: Scaling | None
     _compares: bool
-    _leaves: bool
+    _leaving: LeaveRequest
     _joined: Mapping[str, Any] | None  # the state that a process receives which joins
 
     @property
@@ -114,15 +116,36 @@ class ChangingTrainer(ABC):
         """Lets this trainer leave the job before its next step; the others go on without it.
 
         That step raises `SystemExit`, which ends the script with code 0. The batch is cut over the
-        trainers that stay. May be called in the handler of a signal.
+        trainers that stay. May be called in the handler of a signal. With
+        `on_trainer_lost="continue"`, SIGTERM does the same (`strategy.sigterm_grace_s`).
         """
-        self._leaves = True
+        self._leaving.make()
 
     def _leave(self) -> None:
         """Leaves the job, which must be able to go on without this trainer."""
-        self._through_changes(self.client.leave)
+        me, done = self.client.me.name, self.client.step
+        try:
+            self._through_changes(self.client.leave)
+        except ProgramError as refusal:
+            if not self._leaving.by_signal:
+                raise
+            alert(f"{refusal}; SIGTERM ends it after step {done}")
+            self._leaving.end()
+            raise
+        if self._leaving.by_signal:
+            alert(f"{me} leaves the job after step {done}, because of SIGTERM")
         self._lines.abandon()
         raise Departure(0)
+
+    def _as_member(self, client: Client) -> Client:
+        """Returns a client that reports how the members of the job can change."""
+        fixed = why_fixed(self.captured, self.strategy)
+        if self._scaling is None:
+            fixed = "all its processes run in one"
+        goes_on = self.strategy.on_trainer_lost == "continue"
+        leaves = goes_on and not fixed and self._leaving.listen()
+        client.me = replace(client.me, fixed=fixed, goes_on=goes_on, leaves=leaves)
+        return client
 
     def _through_changes(self, operation: Callable[[], _Result]) -> _Result:
         """Runs an operation, again in a new place if the members of the job change meanwhile."""
@@ -193,6 +216,8 @@ class ChangingTrainer(ABC):
             number = membership.number_of(session) if membership is not None else None
             if membership is None or number is None:
                 membership = scaling.join(session, digest)
+                if membership is None:
+                    return self._prepared(connect(self._job))
                 continue
             count = len(membership.sessions)
             self._take_programs(scaling.programs(number, count), count)

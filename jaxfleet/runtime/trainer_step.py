@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.leased_batches import LeasedBatches
+from jaxfleet.runtime.leaving import LeaveRequest
 from jaxfleet.runtime.memory_report import fitting
 from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
@@ -79,7 +80,8 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
     ) -> None:
         self.captured, self.strategy = captured, strategy
         self._cache = cache if cache is not None else ExecutableCache()
-        self._scaling, self._joined, self._leaves = scaling, None, False
+        self._scaling, self._joined = scaling, None
+        self._leaving = LeaveRequest(strategy.sigterm_grace_s)
         self._sent: tuple[list[Any], list[Any]] | None = None  # a state that is no step's result
         self._take(programs, example)
         if self._job.dumps.folder is not None:
@@ -127,12 +129,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         """Returns a client whose heartbeats report this step's scalar metrics."""
         client.publish(self._newest_scalars)
         self._time_steps(client)
-        fixed = why_fixed(self.captured, self.strategy)
-        if self._scaling is None:
-            fixed = "all its processes run in one"
-        goes_on = self.strategy.on_trainer_lost == "continue"
-        client.me = replace(client.me, fixed=fixed, goes_on=goes_on)
-        return client
+        return self._as_member(client)
 
     def _newest_scalars(self) -> tuple[int, Mapping[str, float]]:
         newest = self._scalars.latest()
@@ -165,7 +162,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
         self._before_call()
-        if self._leaves:
+        if self._leaving.is_made:
             self._leave()
         metrics = self._through_changes(lambda: self._computed(leaves, tree, data, rows))
         state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
@@ -360,6 +357,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         """Disconnects this trainer from the servers, which end when all trainers have."""
         self._close_logs()
         self._finite.look(self._newest.leaves)
+        self._leaving.stop()
         self._lines.close()
 
     def __enter__(self) -> Self:
@@ -370,6 +368,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             self.close()
         else:
             self._close_logs()
+            self._leaving.stop()
             self._lines.abandon()
 
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:

@@ -116,7 +116,7 @@ class _Scaling:
         timeouts = timeouts_of(self.job.strategy, server_return_s=self.job.returns_s)
         return self.job.client(me, timeouts, self.job.strategy.replay_bytes, self.process)
 
-    def join(self, session: str, digest: Callable[[int], str]) -> Membership:
+    def join(self, session: str, digest: Callable[[int], str]) -> Membership | None:
         network = StoppingNetwork(self.job, f"trainer {self.process}", self.process)
         lines = network.connect(self.job.endpoints)
         try:

@@ -190,6 +190,25 @@ def test_the_last_trainer_does_not_leave(undisturbed: Undisturbed) -> None:
     assert "trainer 0 is the last trainer" in job.error("trainer 0", ProgramError)
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_a_sigterm_lets_a_trainer_leave_and_ends_the_last_one(
+    trainers: int, undisturbed: Undisturbed
+) -> None:
+    job = changing("plain", on_lost="continue", trainers=trainers)
+
+    def notify() -> None:  # as the handler of the signal does, in a thread that can have none
+        request = job.steps[0]._leaving  # noqa: SLF001
+        request.is_made = request.by_signal = True
+        request.end = kill
+
+    job.run({(0, 3): notify})
+    assert forget_killed(job) == (trainers == 1)
+    if trainers > 1:
+        check_close(job, undisturbed, trainers=1)
+        assert job.counts() == [2, 2, 2, 1, 1, 1, 1, 1]
+
+
 def test_a_trainer_that_was_only_silent_is_told_that_it_was_taken_out(
     undisturbed: Undisturbed,
 ) -> None:

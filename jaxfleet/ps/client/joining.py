@@ -47,8 +47,12 @@ def join_job(
     digest: Callable[[int], str],
     clock: Callable[[], float],
     connect_s: float,
-) -> Membership:
+    silent_s: float | None = None,
+    begins: bool = False,
+) -> Membership | None:
     """Waits until a job has this process as a member, which happens at a step.
+
+    Returns None if it is to begin the job instead.
 
     Args:
         lines: connections to its servers.
@@ -56,13 +60,15 @@ def join_job(
         session: identifies this process.
         digest: returns the hash of its programs for a number of trainers.
         clock: the time in seconds.
-        connect_s: how long server 0 may be silent.
+        connect_s: within how many seconds server 0 answers first.
+        silent_s: how long it may be silent then; by default as long.
+        begins: it was one of the first trainers, and begins the job if that has not begun.
 
     Raises:
         ConnectError: server 0 does not answer.
         ProgramError: the job's trainers cannot change, or run another program.
     """
-    count, program, number, heard = 0, "", 0, clock()
+    count, program, number, heard, limit_s = 0, "", 0, clock(), connect_s
     wait = LongWait(clock)
     while True:
         number += 1
@@ -72,15 +78,17 @@ def join_job(
             number=number, clock=clock, within_s=2 * _ASK_S,
         )  # fmt: skip
         if answer is None:
-            if clock() - heard > connect_s:
-                what = f"server 0 does not answer for {connect_s:.0f} s"
+            if clock() - heard > limit_s:
+                what = f"server 0 does not answer for {limit_s:.0f} s"
                 raise ConnectError(what, hint="a process joins a job that runs")
             continue
-        heard = clock()
+        heard, limit_s = clock(), connect_s if silent_s is None else silent_s
         membership = Membership.of(answer)
         if membership is not None and membership.number_of(session) is not None:
             return membership
         now = answer.get("trainers")
+        if now == 0 and begins and not count:
+            return None
         if isinstance(now, int) and now not in {0, count}:
             count, program = now, digest(now)
             heard = clock()

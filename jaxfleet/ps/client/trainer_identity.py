@@ -28,6 +28,7 @@ class TrainerIdentity:
         membership: the members of the job, once they have changed.
         goes_on: the others go on without a lost trainer.
         fixed: why the members of the job cannot change; empty if they can.
+        leaves: a SIGTERM lets this trainer leave the job.
     """
 
     job: str
@@ -42,6 +43,7 @@ class TrainerIdentity:
     membership: Membership = field(default_factory=Membership, repr=False)
     goes_on: bool = False
     fixed: str = "it is no job of jf.distribute"
+    leaves: bool = False
 
     @property
     def name(self) -> str:
@@ -74,6 +76,7 @@ class TrainerIdentity:
             "trainer_return_s": timeouts.trainer_return_s,
             "goes_on": self.goes_on,
             "fixed": self.fixed,
+            "leaves": self.leaves,
             **self.membership.plain(),
         }
 

@@ -52,6 +52,7 @@ class MembershipChanges:
     _arrived: dict[int, tuple[Peer, Message]] = field(default_factory=dict)
     _candidates: dict[str, Candidate] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
+    _willing: set[str] = field(default_factory=set)  # processes that a SIGTERM lets leave
     _begun: int = 0  # the greatest step of pushes
     _rows: int = 0  # of the whole batch; 0 if unknown
     _left_at: float = 0.0  # when the last one asked to leave
@@ -76,6 +77,8 @@ class MembershipChanges:
         self.sessions.hello(peer, message, now)
         fixed = message.body.get("fixed")
         self._fixed = fixed if isinstance(fixed, str) else "its trainers are of another version"
+        if message.body.get("leaves") is True:
+            self._willing.add(str(message.body.get("session")))
 
     def _arrive(self, peer: Peer, message: Message, given: Membership, now: float) -> None:
         session, number = message.body.get("session"), message.body.get("trainer")
@@ -133,9 +136,19 @@ class MembershipChanges:
         if not self.trainers.facts or self.router.step < 0:
             return {"trainers": 0}  # not begun yet
         self._check("join")
+        members = self._members()
+        if all(self._is_lost(each, now) for each in members):
+            raise RequestError(
+                "refused", "all trainers of the job are lost, and its state with them"
+            )
         count = self.trainers.count
         if body.get("trainers") != count or self.following is not None:
-            return {"trainers": count}
+            return {
+                "trainers": count,
+                "rows": self._rows,
+                "leaves": self._willing.issuperset(members),
+                "goes_on": self.trainers.options.goes_on,
+            }
         if body.get("program") != self.trainers.facts.get("program"):
             what = f"it has another program for {count} trainers than those of the job"
             raise RequestError("refused", what, hint="start it with the same script and strategy")

@@ -1,0 +1,64 @@
+"""What server 0 answers to a process that may join, or asks whether others may."""
+
+from typing import Any
+
+import pytest
+
+from jaxfleet.ps.server import ServerOptions
+from jaxfleet.transport.messages import Kind
+from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_grads, sgd_state
+
+OPTIONS = ServerOptions(server=0, lost_after_s=5, step_timeout_s=600)
+
+
+def started(**facts: Any) -> Bench:
+    bench = Bench(OPTIONS).started(SGD, sgd_state())
+    for trainer in range(2):
+        body = hello(trainer, session=f"s{trainer}", **{"fixed": "", "leaves": True, **facts})
+        assert bench.one(trainer, Kind.HELLO, body=body).kind is Kind.WELCOME
+    return bench
+
+
+def ask(bench: Bench) -> Any:
+    body = {"job": "j", "session": "one that asks", "trainers": 0}
+    return bench.one(9, Kind.JOIN, body=body)
+
+
+def test_the_trainers_their_rows_and_whether_they_leave_are_answered() -> None:
+    bench = started()
+    assert ask(bench).body == {"trainers": 2, "rows": 0, "leaves": True, "goes_on": False}
+    bench.send(0, Kind.PUSH, 1, {"rows": 12}, sgd_grads(0, 1))
+    assert ask(bench).body["rows"] == 12
+    assert ask(started(leaves=False)).body["leaves"] is False
+
+
+def test_a_process_started_in_the_place_of_one_that_leaves_may_not() -> None:
+    bench = started()
+    body = hello(1, session="s2", fixed="", leaves=False, life=1)
+    bench.wait(6.0)
+    bench.send(0, Kind.HEARTBEAT, body={"doing": "waiting", "session": "s0"})
+    bench.one(1, Kind.HELLO, body=body, peer=b"another connection")
+    assert ask(bench).body["leaves"] is False
+
+
+@pytest.mark.parametrize("fixed", ["with batch='local' it would change", None])
+def test_a_job_whose_trainers_are_fixed_refuses_with_the_reason(fixed: str | None) -> None:
+    code, text = error_of(ask(started(fixed=fixed)))
+    assert code == "refused"
+    assert text == f"no trainer can join: {fixed or 'its trainers are of another version'}"
+
+
+def test_a_job_that_has_not_begun_says_so() -> None:
+    assert ask(Bench(OPTIONS)).body == {"trainers": 0}
+
+
+def test_nobody_waits_to_join_a_job_whose_trainers_are_all_lost() -> None:
+    bench = started()
+    bench.wait(4.0)
+    bench.send(1, Kind.HEARTBEAT, body={"doing": "waiting", "session": "s1"})
+    bench.wait(4.0)
+    assert ask(bench).body["trainers"] == 2  # one lives
+    bench.wait(4.0)
+    code, text = error_of(ask(bench))
+    assert code == "refused"
+    assert text == "all trainers of the job are lost, and its state with them"
