@@ -96,6 +96,7 @@ FOREIGN = {
     "--dist",
     "--durations",
     "--grid",
+    "--host-discovery-script",
     "--max-np",
     "--min-np",
     "--nnodes",
