@@ -319,7 +319,7 @@ def test_a_name_of_the_package_is_its_public_one_whatever_was_imported_first() -
 def test_the_command_line_imports_no_jax_for_what_needs_none() -> None:
     asked = (
         "import sys; from jaxfleet.cli import main\n"
-        "commands = 'launch', 'serve', 'top', 'timeline', 'opt', 'diff', 'passes'\n"
+        "commands = 'launch', 'scale', 'serve', 'top', 'timeline', 'opt', 'diff', 'passes'\n"
         "for command in ([], *([name] for name in commands)):\n"
         "    try: main([*command, '--help'])\n"
         "    except SystemExit: pass\n"

@@ -44,7 +44,7 @@ def _interval(text: str) -> SaveInterval:
 
 
 def _numbers(text: str) -> tuple[int | None, int]:
-    """Returns the least number of ranks, if given, and the number at first: `4`, `1:4`."""
+    """Returns the least number of processes, if given, and that at first: `4`, `1:4`."""
     least, colon, most = text.rpartition(":")
     try:
         return int(least) if colon else None, int(most)
@@ -83,7 +83,9 @@ OF_ANY = (
 
 OF_SERVERS = (
     Option("--servers", "servers", "how many servers in all, 1 unless given", "N", int),
-    Option("--trainers", "trainers", "how many trainers in all, 1 unless given", "N", int),
+    Option("--trainers", "trainers", "how many trainers in all, 1 unless given; MIN:N lets the job "
+           "go on without those that die, if strategy.on_trainer_lost is 'continue'", "N",
+           _numbers),
     Option("--checkpoint-dir", "checkpoint_dir", "where servers keep their checkpoints",
            "DIR", Path),
     Option("--save-dir", "save_dirs", "servers write and read what step.save and step.restore name "
@@ -175,6 +177,8 @@ def _job(command: tuple[str, ...], given: Mapping[str, Any]) -> Job:
     if "nodes" in options and "name" not in options:
         hint = "give --job: all machines have to say the same, and no other job may"
         raise StrategyError("a job on several machines has no name", hint=hint)
+    if "trainers" in options:
+        options["min_trainers"], options["trainers"] = options["trainers"]
     if options.pop("servers_run_script", False):
         options["server"] = command
     return Job(trainer=command, **options)

@@ -83,7 +83,7 @@ PORT_TAKEN = 98
 
 SERVE = (sys.executable, "-m", "jaxfleet", "serve")
 
-_MOST_PROCESSES = 1024
+MOST_PROCESSES = 1024
 _MOST_PORT = 65536
 
 
@@ -167,6 +167,8 @@ class Job(AnyJob):
         trainer: the command of every trainer.
         server: the command of every server.
         trainers: the number of trainers; several machines share them out, in order.
+        min_trainers: the number of trainers with which the job goes on when others die, which takes
+            a script whose strategy has `on_trainer_lost="continue"`; None if a death ends it.
         servers: the number of servers; likewise.
         server_endpoints: where servers listen, the first `servers` of which are on this machine;
             by `port` by default.
@@ -184,6 +186,7 @@ class Job(AnyJob):
     trainer: tuple[str, ...]
     server: tuple[str, ...] = SERVE
     trainers: int = 1
+    min_trainers: int | None = None
     servers: int = 1
     server_endpoints: tuple[str, ...] = ()
     trainers_done: str = ""
@@ -196,8 +199,13 @@ class Job(AnyJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("trainers", self.trainers, 1, _MOST_PROCESSES)
-        check_range("servers", self.servers, 1, _MOST_PROCESSES)
+        check_range("trainers", self.trainers, 1, MOST_PROCESSES)
+        if self.min_trainers is not None:
+            check_range("min_trainers", self.min_trainers, 1, self.trainers)
+            if self.nodes.several:
+                what = "a launch does not see how many trainers of other machines are left"
+                raise StrategyError(what, hint="give --trainers N, without MIN, on several")
+        check_range("servers", self.servers, 1, MOST_PROCESSES)
         check_range("restarts", self.restarts, 0, math.inf)
         check_range("trainer_restarts", self.trainer_restarts, 0, math.inf)
         check_range("spares", self.spares, 0, self.servers)
@@ -240,7 +248,7 @@ class CollectiveJob(AnyJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("nproc", self.nproc, 1, _MOST_PROCESSES)
+        check_range("nproc", self.nproc, 1, MOST_PROCESSES)
         check_range("min_nproc", self.enough_nproc, 1, self.nproc)
         check_range("min_nodes", self.enough_nodes, 1, len(self.nodes.names))
         if self.is_elastic and not self.max_restarts:

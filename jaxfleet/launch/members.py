@@ -2,7 +2,7 @@
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from jaxfleet.launch.job_spec import SERVE, Job
 from jaxfleet.launch.placement import Places
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.spares import Spares
-from jaxfleet.launch.starter import Starter
+from jaxfleet.launch.starter import Starter, log_name
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,22 @@ class Members:
         trainers: the current or last process of each, by number.
         servers: likewise.
         start_number: how often the whole job was started before.
+        planned: the numbers of the trainers of a start.
+        joined: those of trainers that were started to join the job since.
+        former: trainers of this start that have left or died, while the job goes on.
     """
 
-    def __init__(self, job: Job, *, places: Places, starter: Starter, folders: Folders) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        places: Places,
+        starter: Starter,
+        folders: Folders,
+        logs: Callable[[str, int], str] = log_name,
+    ) -> None:
         self._job, self._places, self._starter, self._folders = job, places, starter, folders
+        self._logs = logs
         save_dirs = job.save_dirs or read_job().save_dirs or (Path.cwd(),)
         saves = folders.saves
         own = () if saves is None else (saves.folder,)
@@ -56,6 +68,11 @@ class Members:
         self.trainers: dict[int, Process] = {}
         self.servers: dict[int, Process] = {}
         self.start_number = 0
+        self.planned: Sequence[int] = places.trainers
+        self.joined: set[int] = set()
+        self.former: list[Process] = []
+        self._count = job.trainers  # of this start
+        self._next = 0  # number of the next trainer that is added
         self._starts: dict[str, int] = {}  # of this start of the job, by process
         self._launch_id = ""
         has_spares = job.server == SERVE and job.restarts > 0 and len(places.servers) > 0
@@ -70,12 +87,15 @@ class Members:
         """Starts all processes; `number` counts the starts of the whole job from 0."""
         self.start_number, self._launch_id = number, secrets.token_hex(8)
         self.trainers, self.servers, self._starts = {}, {}, {}
+        self.joined, self.former = set(), []
+        if not self._job.nodes.several:
+            self._count = self._next = len(self.planned)
         self._folders.checkpoints.mkdir(parents=True, exist_ok=True)
         if number:
             self._forget_servers()
         for index in self._places.servers:
             self.start_server(index)
-        for index in self._places.trainers:
+        for index in self.planned:
             self.start_trainer(index)
         self.spares.start_later()
 
@@ -93,9 +113,15 @@ class Members:
         self._say(process, f", at {endpoint}")
 
     def start_trainer(self, index: int) -> None:
-        """Starts or restarts a trainer; only `JAXFLEET_RESTART` tells its lives apart."""
+        """Starts or restarts a trainer, whose lives `JAXFLEET_RESTART` tells apart.
+
+        In a job that goes on without it, a restarted trainer joins as one more.
+        """
         lives = self._starts.get(f"trainer {index}", 0)
-        cluster = self._cluster(trainer_id=index, restart=self.start_number + lives)
+        joins = index in self.joined or (lives > 0 and self.joins_again(index))
+        if joins:
+            self.joined.add(index)
+        cluster = self._cluster(trainer_id=index, restart=self.start_number + lives, joins=joins)
         environment = {
             **cluster_environment(cluster),
             **periodic_saves_environment(self._folders.saves),
@@ -103,6 +129,24 @@ class Members:
         process = self._starter.start(f"trainer {index}", self._job.trainer, environment)
         self.trainers[index] = process
         self._say(process)
+
+    def add_trainer(self) -> Process:
+        """Starts one more trainer, which joins the job."""
+        index, self._next = self._next, self._next + 1
+        self.joined.add(index)
+        self._starter.name_log(f"trainer {index}", self._logs("trainer", index))
+        self.start_trainer(index)
+        return self.trainers[index]
+
+    def forget(self, index: int) -> Process:
+        """Removes a trainer that has ended, and without which the job goes on; returns it."""
+        process = self.trainers.pop(index)
+        self.former.append(process)
+        return process
+
+    def joins_again(self, index: int) -> bool:
+        """Whether a trainer that is started again joins, since the others went on without it."""
+        return self._job.min_trainers is not None or index in self.joined
 
     def find(self, process: Process) -> tuple[str, int] | None:
         """Returns the role and number of a current process; None for any other."""
@@ -131,7 +175,12 @@ class Members:
         return environment if compiled is None else compiled_code_environment(environment, compiled)
 
     def _cluster(
-        self, *, trainer_id: int | None = None, endpoint: str | None = None, restart: int = 0
+        self,
+        *,
+        trainer_id: int | None = None,
+        endpoint: str | None = None,
+        restart: int = 0,
+        joins: bool = False,
     ) -> PserverRole:
         job, folders = self._job, self._folders
         meeting = folders.meeting
@@ -139,7 +188,7 @@ class Members:
             meeting /= f"start-{self.start_number}"  # without files of the last one
         return PserverRole(
             role="pserver" if trainer_id is None else "trainer",
-            trainers=job.trainers,
+            trainers=self._count,
             endpoints=self._places.endpoints,
             trainer_id=trainer_id,
             current_endpoint=endpoint,
@@ -152,4 +201,5 @@ class Members:
             save_dirs=self._save_dirs if trainer_id is None else (),
             launch_id=self._launch_id if trainer_id is None else None,
             restart=restart,
+            joins=joins,
         )

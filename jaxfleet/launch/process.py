@@ -114,6 +114,11 @@ class Process:
         signal_group(self.pid, number)
         signal_group(self.pid, signal.SIGCONT)
 
+    def ask_to_end(self) -> None:
+        """Sends it SIGTERM alone: its descendants are needed until it ends."""
+        self._popen.send_signal(signal.SIGTERM)
+        self._popen.send_signal(signal.SIGCONT)
+
     def _open_gate(self) -> None:
         self._keeper.watch(self.pid)
         assert self._popen.stdin is not None

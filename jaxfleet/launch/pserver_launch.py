@@ -4,16 +4,21 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
+from jaxfleet.launch.control import ControlSocket
 from jaxfleet.launch.job_spec import PORT_TAKEN, Job
 from jaxfleet.launch.members import Folders, Members
+from jaxfleet.launch.output import Console
 from jaxfleet.launch.placement import Places
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.restarts import RestartBudget
+from jaxfleet.launch.scaling import TrainerScaling
 from jaxfleet.launch.starter import (
     Due,
     Ended,
     Event,
+    ScaleAsked,
     SparesDue,
     Starter,
     Told,
@@ -53,22 +58,42 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         meeting, removed = meeting_folder(job, stack)
         job, secret = with_secret(job, stack)
         saves, saved = periodic_saves(job, stack, folder)
-        folders = [*secret, *temporary, *removed, *saved]
+        control = temporary_folder(stack)
+        folders = [*secret, *temporary, *removed, *saved, control]
         starter = stack.enter_context(starting(job, names, folders=folders))
         kept = Folders(folder.resolve(), meeting, compiled, saves)
-        members = Members(job, places=places, starter=starter, folders=kept)
+        members = Members(job, places=places, starter=starter, folders=kept, logs=logs)
         stack.callback(members.spares.close)
-        return restarting(job, starter, _Launch(job, starter, members))
+        whole = _Launch(job, starter, members, places.endpoints[0])
+        _listen(control, job, whole.scaling, starter.console, stack)
+        return restarting(job, starter, whole)
+
+
+def _listen(
+    folder: Path, job: Job, scaling: TrainerScaling, console: Console, stack: ExitStack
+) -> None:
+    """Opens the control socket; without it the job runs all the same."""
+    try:
+        stack.callback(ControlSocket(folder, job.name, scaling.ask).close)
+    except OSError as error:
+        console.say(f"jaxfleet scale cannot reach this launch: {error}")
 
 
 class _Launch:
     """The servers and trainers of this machine, from start to start of the job."""
 
-    def __init__(self, job: Job, starter: Starter, members: Members) -> None:
+    def __init__(self, job: Job, starter: Starter, members: Members, endpoint: str) -> None:
         self._job, self._starter, self._members = job, starter, members
         self._console, self._events = starter.console, starter.events
         self._deadline = Deadline(job)
         self._before = 0  # the number of processes of earlier starts
+        self.scaling = TrainerScaling(
+            job,
+            members,
+            starter,
+            endpoint=endpoint,
+            is_due=lambda number: ("trainer", number) in self._waiting,
+        )
         self._forget_deaths()
 
     def _forget_deaths(self) -> None:
@@ -93,13 +118,18 @@ class _Launch:
     def run(self, start: int) -> Outcome:
         self._before = len(self._starter.everybody)
         self._members.start(start)
+        self.scaling.begin()
         if not self._starter.everybody:
             self._console.say("this machine has none of the job's processes")
-        return self._watch()
+        self.scaling.is_open = True
+        try:
+            return self._watch()
+        finally:
+            self.scaling.is_open = False
 
     def stop(self, ender: Ender, outcome: Outcome, *, is_last: bool) -> Sequence[Process]:
         members = self._members
-        ender.stop(members.trainers.values(), outcome.number)
+        ender.stop([*members.former, *members.trainers.values()], outcome.number)
         ender.stop(members.servers.values(), signal.SIGTERM)
         if is_last:
             ender.stop(members.spares.processes, signal.SIGTERM)
@@ -111,6 +141,7 @@ class _Launch:
             event = self._events.next(deadline.at)
             if (outcome := self._act(event, deadline)) is not None:
                 return outcome
+        self.scaling.is_open = False
         if self._job.trainers_done:
             self._console.say(self._job.trainers_done)
         if self._job.nodes.several:
@@ -164,12 +195,17 @@ class _Launch:
                 self._members.spares.start_missing()
             case Due(index, role, start) if start == self._members.start_number:
                 self._waiting.discard((role, index))
-                self._start(role, index)
+                if role == "server" or not self.scaling.has_left(index):
+                    self._start(role, index)
+            case ScaleAsked() as event:
+                self.scaling.answer(event)
             case Ended(process) if self._members.spares.has_ended(process):
                 pass
-            case Ended(process) if process.status:
-                found = self._members.find(process)  # None for one of an earlier start
-                return None if found is None else self._died(process, *found)
+            case Ended(process) if found := self._members.find(process):  # not of an earlier start
+                role, index = found
+                has_left = role == "trainer" and self.scaling.has_left(index)
+                if process.status and not has_left:
+                    return self._died(process, role, index)
         return None
 
     def _start(self, role: str, index: int) -> None:
@@ -183,11 +219,14 @@ class _Launch:
         budget = self._budgets[role][index]
         if role == "server" and process.status == PORT_TAKEN:
             budget = self._taken[index]
+        if role == "trainer" and self.scaling.is_last(index):
+            return failure(process)
         delay_s = budget.spend(process)
         if delay_s is None:
             if budget.why_none:
                 self._console.complain(f"{process.name} is not started again: {budget.why_none}")
-            return failure(process)
+            goes_on = role == "trainer" and self.scaling.goes_on_without(index)
+            return None if goes_on else failure(process)
         self._console.say(
             f"{process.name} {process.ending} after {process.seconds:.1f} s; "
             f"it is started again ({budget.count} of {budget.most})"

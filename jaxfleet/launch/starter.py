@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +61,16 @@ class SparesDue:
     """It is time to start spare processes."""
 
 
-Event: TypeAlias = Ended | Gone | Told | Due | SparesDue
+@dataclass(frozen=True)
+class ScaleAsked:
+    """Someone asks for another number of trainers; `may_leave` if a SIGTERM lets some leave."""
+
+    trainers: int
+    may_leave: bool
+    answer: Future[str]
+
+
+Event: TypeAlias = Ended | Gone | Told | Due | SparesDue | ScaleAsked
 
 
 class Events:
@@ -138,6 +148,10 @@ class Starter:
         self.everybody.append(process)
         return process
 
+    def name_log(self, name: str, file: str) -> None:
+        """Gives a process, which is one more than at first, a file for its log."""
+        self._logs.name(name, file)
+
     def start_spare(
         self,
         name: str,
@@ -185,7 +199,7 @@ class Logs:
     """
 
     def __init__(self, folder: Path | None, names: Mapping[str, str]) -> None:
-        self._folder, self._names = folder, names
+        self._folder, self._names = folder, dict(names)
         self._opened: dict[str, BinaryIO] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -197,6 +211,9 @@ class Logs:
         if name not in self._opened:
             self._opened[name] = (self._folder / self._names[name]).open("wb", buffering=0)
         return self._opened[name]
+
+    def name(self, name: str, file: str) -> None:
+        self._names[name] = file
 
     def close(self) -> None:
         for file in self._opened.values():

@@ -113,14 +113,14 @@ def start(kind: str) -> Any:
     return params, optimizer(kind, RATE).init(params), running
 
 
-def batches(steps: int, kind: str = "plain") -> Iterator[Any]:
-    draw = np.random.default_rng(1)
+def batches(steps: int, kind: str = "plain", rows: int = 0) -> Iterator[Any]:
+    draw, rows = np.random.default_rng(1), rows or ROWS
     for _ in range(steps):
-        x = draw.normal(size=(ROWS, INPUTS)).astype(np.float32)
-        batch = {"x": x, "y": draw.integers(0, CLASSES, ROWS).astype(np.int32)}
+        x = draw.normal(size=(rows, INPUTS)).astype(np.float32)
+        batch = {"x": x, "y": draw.integers(0, CLASSES, rows).astype(np.int32)}
         if kind == "count_rows":
-            batch["counted"] = np.tile(KEYS, ROWS // len(KEYS))
-        yield batch | ({"ids": draw.integers(-9, 9, (ROWS, 3)) << 40} if kind == "table" else {})
+            batch["counted"] = np.tile(KEYS, rows // len(KEYS))
+        yield batch | ({"ids": draw.integers(-9, 9, (rows, 3)) << 40} if kind == "table" else {})
 
 
 def named(state: Any) -> dict[str, np.ndarray]:
@@ -152,6 +152,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     kinds = ["plain", "clip", "clip_after", "clip_twice", "norm", "keys", "table", *COUNTING]
     parser.add_argument("--kind", default="plain", choices=kinds)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=0, help="of a batch")
+    parser.add_argument("--until", type=Path, help="a file that says which step is the last")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--raise-at", type=int, default=-1)
@@ -184,18 +186,20 @@ def main() -> None:
     """Trains, and writes the final state to a file."""
     args = arguments()
     state = start(args.kind)
-    example = (state, next(batches(1, args.kind)))
+    example = (state, next(batches(1, args.kind, args.rows)))
     train_step = make_step(args.kind, args.rate)
     print("begins.", flush=True)  # noqa: T201  # all is imported
     step: Any = jf.distribute(train_step, example=example, strategy=strategy(args))
     with step:
         state, done = step.resume(state)
-        for at, batch in enumerate(batches(args.steps, args.kind), 1):
+        for at, batch in enumerate(batches(args.steps, args.kind, args.rows), 1):
             if at <= done:
                 continue
             if at == args.raise_at:
                 raise RuntimeError("the script failed")
             if at == args.stop_at:
+                break
+            if args.until and args.until.exists() and at > int(args.until.read_text()):
                 break
             if at == args.fork_at:
                 fork_once()

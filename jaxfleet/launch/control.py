@@ -1,0 +1,177 @@
+"""The control socket of a launch, at which `jaxfleet scale` asks for another number of trainers.
+
+The launch listens at a Unix socket in a folder that only its user may enter, among the temporary
+files. It greets with a line of JSON; a request and its answer are a line each::
+
+    {"job": "job-1a2b3c4d"}
+    {"trainers": 3}
+    {"done": "trainer 2 joins job 'job-1a2b3c4d' at its next step"}
+
+An error has `error` and `hint` instead of `done`.
+"""
+
+import json
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from jaxfleet.env import is_private
+from jaxfleet.errors import ConnectError, JaxfleetError, StrategyError
+
+NAME = "control"
+_FOLDERS = "jaxfleet-*"  # as `temporary_folder` names them
+_GREETING_S = 5.0
+_REQUEST_S = 5.0
+_ANSWER_S = 60.0
+_LONGEST = 4096  # characters of a line
+
+
+class ControlSocket:
+    """Answers requests at a socket, in a thread of its own, until it is closed.
+
+    Args:
+        folder: only this user may enter it.
+        job: the job's name.
+        scale: asks for a number of trainers, and returns what is done; raises what is wrong.
+
+    Raises:
+        OSError: the socket cannot be made, for example because its path is too long.
+    """
+
+    def __init__(self, folder: Path, job: str, scale: Callable[[int], str]) -> None:
+        self._job, self._scale = job, scale
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.bind(str(folder / NAME))
+            self._socket.listen()
+        except BaseException:
+            self._socket.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="jaxfleet-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            with connection, suppress(OSError, ValueError):
+                connection.settimeout(_REQUEST_S)
+                self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection.makefile("rw", encoding="utf-8") as lines:
+            _write(lines, {"job": self._job})
+            request = _read(lines)
+            if request is None:
+                return  # it only looked for a job
+            try:
+                trainers = request.get("trainers")
+                if not isinstance(trainers, int) or isinstance(trainers, bool):
+                    raise StrategyError("the request has no number of trainers")
+                answer = {"done": self._scale(trainers)}
+            except (JaxfleetError, OSError) as error:
+                answer = {"error": str(error), "hint": getattr(error, "hint", None) or ""}
+            _write(lines, answer)
+
+
+@dataclass(frozen=True)
+class RunningLaunch:
+    """A connection to a launch that runs."""
+
+    job: str
+    connection: socket.socket
+    lines: TextIO
+
+    def scale(self, trainers: int) -> str:
+        """Asks for a number of trainers; returns what the launch does.
+
+        Raises:
+            ConnectError: it does not answer.
+            StrategyError: it refuses.
+        """
+        self.connection.settimeout(_ANSWER_S)
+        answer = None
+        with suppress(OSError, ValueError):
+            _write(self.lines, {"trainers": trainers})
+            answer = _read(self.lines)
+        if answer is None:
+            what = f"the launch of job '{self.job}' did not answer"
+            raise ConnectError(what, hint="has it ended?")
+        if "error" in answer:
+            hint = answer.get("hint")
+            raise StrategyError(str(answer["error"]), hint=str(hint) if hint else None)
+        return str(answer.get("done"))
+
+
+@contextmanager
+def running_launch(job: str | None = None) -> Iterator[RunningLaunch]:
+    """Context with the launch of this user on this machine that runs a job with servers.
+
+    Args:
+        job: the job's name; any if only one runs.
+
+    Raises:
+        StrategyError: there is none, or there are several.
+    """
+    found = list(_running_launches())
+    try:
+        chosen = [each for each in found if job in {None, each.job}]
+        if len(chosen) == 1:
+            yield chosen[0]
+            return
+        names = ", ".join(sorted(each.job for each in found))
+        if chosen:
+            which = f"{len(chosen)} launches of job '{job}'" if job else f"several jobs: {names}"
+            hint = "choose one with --job" if job is None else "start each with a --job of its own"
+            raise StrategyError(f"this user runs {which}", hint=hint)
+        if names:
+            raise StrategyError(f"this user runs no job '{job}' here", hint=f"there is {names}")
+        what = "this user runs no job with servers on this machine"
+        raise StrategyError(what, hint="jaxfleet launch, with the same TMPDIR, starts one")
+    finally:
+        for each in found:
+            each.lines.close()
+            each.connection.close()
+
+
+def _running_launches() -> Iterator[RunningLaunch]:
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_FOLDERS}/{NAME}")):
+        if not is_private(path.parent):
+            continue  # another user's
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_GREETING_S)
+        greeting: Mapping[str, object] | None = None
+        with suppress(OSError, ValueError):
+            connection.connect(str(path))
+            lines = connection.makefile("rw", encoding="utf-8")
+            greeting = _read(lines)
+        if greeting is None:
+            connection.close()  # its launch was killed
+            continue
+        yield RunningLaunch(str(greeting.get("job")), connection, lines)
+
+
+def _write(lines: TextIO, message: Mapping[str, object]) -> None:
+    lines.write(json.dumps(message) + "\n")
+    lines.flush()
+
+
+def _read(lines: TextIO) -> Mapping[str, object] | None:
+    """Returns the next message; None at the end of the connection."""
+    line = lines.readline(_LONGEST)
+    if not line:
+        return None
+    message = json.loads(line)
+    return message if isinstance(message, dict) else None

@@ -1,0 +1,259 @@
+"""The trainers of a launch that change while the job runs: some die, some are added, some leave.
+
+What the job allows is the servers' to decide (docs/parameter-servers.md, "Trainers that join and
+leave"): server 0 is asked before anything is changed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from jaxfleet.errors import ConnectError, ProgramError, StrategyError
+from jaxfleet.launch.job_spec import MOST_PROCESSES, Job, check_range
+from jaxfleet.launch.members import Members
+from jaxfleet.launch.starter import ScaleAsked, Starter
+
+_SERVER_S = 10.0  # server 0 answers within
+_DEATH_S = 3.0  # likewise while the launch waits, since a trainer has died
+_ANSWER_S = 30.0  # the launch does
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class JobNow:
+    """What server 0 says about the trainers of its job.
+
+    Attributes:
+        trainers: their number; 0 before their first step.
+        rows: of the whole batch; 0 if unknown.
+        leaves: a SIGTERM lets each of them leave.
+        goes_on: the others go on without one that is lost.
+    """
+
+    trainers: int
+    rows: int
+    leaves: bool
+    goes_on: bool
+
+
+def ask_server(job: Job, endpoint: str, within_s: float) -> JobNow:
+    """Asks server 0, as a process that would join.
+
+    Raises:
+        ConnectError: it does not answer.
+        StrategyError: the trainers of the job cannot change.
+    """
+    # Not before someone asks: a launch itself needs no network.
+    from jaxfleet.ps.client.joining import ask_first  # noqa: PLC0415
+    from jaxfleet.transport.messages import Kind  # noqa: PLC0415
+    from jaxfleet.transport.secret import read_secret  # noqa: PLC0415
+    from jaxfleet.transport.zmq.network import ZmqNetwork  # noqa: PLC0415
+
+    secret = None if job.secret is None else read_secret(job.secret)
+    lines = ZmqNetwork(secret=secret, share_memory=False).connect([endpoint])
+    try:
+        answer = ask_first(
+            lines, Kind.JOIN, {"job": job.name, "session": "jaxfleet scale", "trainers": 0},
+            number=1, clock=time.monotonic, within_s=within_s,
+        )  # fmt: skip
+    except ProgramError as refusal:
+        raise StrategyError(f"job '{job.name}': {refusal}", hint=refusal.hint) from refusal
+    finally:
+        lines.close()
+    if answer is None:
+        what = f"server 0 at {endpoint} did not answer within {within_s:g} s"
+        raise ConnectError(what, hint="it may be about to come back: try again")
+    trainers, rows = answer.get("trainers"), answer.get("rows")
+    return JobNow(
+        trainers=trainers if isinstance(trainers, int) else 0,
+        rows=rows if isinstance(rows, int) else 0,
+        leaves=answer.get("leaves") is True,
+        goes_on=answer.get("goes_on") is True,
+    )
+
+
+class TrainerScaling:
+    """Decides which trainers a launch goes on without, and which it starts or lets leave.
+
+    Args:
+        job: the job.
+        members: its processes on this machine.
+        starter: prints messages, and has the queue of events.
+        endpoint: of server 0.
+        is_due: whether a dead trainer, by its number, is about to be started again.
+
+    Attributes:
+        is_open: the job runs, so that requests are answered.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        members: Members,
+        starter: Starter,
+        *,
+        endpoint: str,
+        is_due: Callable[[int], bool],
+    ) -> None:
+        self._job, self._members = job, members
+        self._endpoint, self._is_due = endpoint, is_due
+        self._console, self._events = starter.console, starter.events
+        self._leaving: set[int] = set()
+        self.is_open = False
+
+    def begin(self) -> None:
+        """Begins anew, with a start of the whole job."""
+        self._leaving.clear()
+
+    # --- requests, in the thread of the control socket ------------------------------------------
+
+    def ask(self, trainers: int) -> str:
+        """Has the launch change the number of trainers; returns what it does.
+
+        Raises:
+            ConnectError: server 0 does not answer.
+            StrategyError: the job cannot have this number of trainers.
+        """
+        job = self._job
+        check_range("trainers", trainers, 1, MOST_PROCESSES)
+        if trainers < (job.min_trainers or 1):
+            what = f"job '{job.name}' has at least {job.min_trainers} trainers"
+            raise StrategyError(what, hint="its launch says so: --trainers MIN:N")
+        if job.nodes.several:
+            what = f"job '{job.name}' runs on several machines, and each launch has only its own"
+            hint = "start trainers with JAXFLEET_JOINS=1; SIGTERM lets one leave"
+            raise StrategyError(what, hint=hint)
+        if not self.is_open:
+            raise self._ending()
+        now = ask_server(job, self._endpoint, _SERVER_S)
+        if not now.trainers:
+            what = f"job '{job.name}' has not begun its first step"
+            raise StrategyError(what, hint="try again in some seconds")
+        if now.rows % trainers:
+            what = f"a batch of {now.rows} rows cannot be divided among {trainers} trainers"
+            raise StrategyError(what, hint="choose a number that divides it")
+        request = ScaleAsked(trainers, now.leaves, Future())
+        self._events.put(request)
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                return request.answer.result(_LOOK_S)
+            except TimeoutError:
+                is_late = not self.is_open or time.monotonic() > deadline
+                if is_late and request.answer.cancel():
+                    raise self._ending() from None
+
+    def _ending(self) -> StrategyError:
+        return StrategyError(f"job '{self._job.name}' is ending, or about to start again")
+
+    # --- changes, in the thread of the launch ----------------------------------------------------
+
+    def answer(self, request: ScaleAsked) -> None:
+        if not request.answer.set_running_or_notify_cancel():
+            return
+        try:
+            request.answer.set_result(self._scale(request.trainers, may_leave=request.may_leave))
+        except (StrategyError, OSError) as error:  # OSError: a process could not be started
+            request.answer.set_exception(error)
+
+    def _scale(self, trainers: int, *, may_leave: bool) -> str:
+        job, members = f"job '{self._job.name}'", self._members
+        present = self._present
+        if trainers == len(present):
+            return f"{job} has {_counted(trainers)} already"
+        if trainers > len(present):
+            names = [members.add_trainer().name for _ in range(trainers - len(present))]
+            done = f"{_listed(names)} to join {job} at a step"
+        else:
+            if not may_leave:
+                what = f"SIGTERM would kill the trainers of {job}, not let them leave"
+                hint = (
+                    "it lets them with strategy.on_trainer_lost='continue', a sigterm_grace_s, and "
+                    "no handler of the script's own"
+                )
+                raise StrategyError(what, hint=hint)
+            leaving = present[trainers:]
+            names = [members.trainers[number].name for number in leaving]
+            for number in reversed(leaving):
+                members.trainers[number].ask_to_end()
+            self._leaving.update(leaving)
+            done = f"{_listed(names)} to leave {job} at the next step"
+        members.planned = range(trainers)  # if the whole job starts again
+        self._console.say(f"asked for {_counted(trainers)}: {done}")
+        return done
+
+    @property
+    def _present(self) -> list[int]:
+        """The trainers that run or are about to, without those that are to leave."""
+        return [
+            number
+            for number, process in sorted(self._members.trainers.items())
+            if number not in self._leaving and (process.status is None or self._is_due(number))
+        ]
+
+    def has_left(self, number: int) -> bool:
+        """Whether a trainer that has ended, or is due, was to leave; it is forgotten then."""
+        if number not in self._leaving:
+            return False
+        self._leaving.discard(number)
+        process = self._members.forget(number)
+        self._console.say(f"{process.name} {process.ending}: it has left the job")
+        return True
+
+    def is_last(self, number: int) -> bool:
+        """Whether a dead trainer leaves none with which it could go on."""
+        has_others = self._others(number) > 0 or self._is_too_late(number)
+        return self._members.joins_again(number) and not has_others
+
+    def goes_on_without(self, number: int) -> bool:
+        """Whether the job goes on without a dead trainer; it is forgotten then."""
+        least = self._job.min_trainers
+        if least is None:
+            least = 1 if number in self._members.joined else None
+        others, is_too_late = self._others(number), self._is_too_late(number)
+        if not is_too_late and (least is None or others < least):
+            return False
+        is_asked = self._job.min_trainers is not None and not is_too_late
+        if is_asked and (why := self._why_not()):
+            name = self._members.trainers[number].name
+            self._console.complain(f"the job cannot go on without {name}: {why}")
+            return False
+        process = self._members.forget(number)
+        so = "the job was done" if is_too_late else f"the job goes on with {_counted(others)}"
+        self._console.complain(
+            f"{process.name} {process.ending} after {process.seconds:.1f} s; {so}"
+        )
+        return True
+
+    def _why_not(self) -> str:
+        """Returns why the job cannot go on without a trainer; empty if it can."""
+        try:
+            now = ask_server(self._job, self._endpoint, _DEATH_S)
+        except StrategyError as refusal:
+            return str(refusal)
+        except ConnectError:
+            return ""  # server 0 is away for a while
+        if not now.trainers:
+            return "its first step has not begun"
+        return "" if now.goes_on else "its strategy.on_trainer_lost is not 'continue'"
+
+    def _others(self, number: int) -> int:
+        running = [at for at in self._present if self._members.trainers[at].status is None]
+        return len({*running} - {number})
+
+    def _is_too_late(self, number: int) -> bool:
+        """Whether a trainer was to join, and the servers have ended well: the job is done."""
+        servers = self._members.servers.values()
+        have_ended = bool(servers) and all(one.status == 0 for one in servers)
+        return have_ended and number in self._members.joined
+
+
+def _counted(trainers: int) -> str:
+    return f"{trainers} trainer{'s' * (trainers != 1)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns names with their verb: `trainer 2 and trainer 3 are`."""
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{listed} {'are' if len(names) > 1 else 'is'}"
