@@ -108,6 +108,7 @@ def test_the_command_shows_the_passes_of_a_parallel_executors_script(
     assert "01_data_parallel  changed" in capsys.readouterr().out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("places", [1, 2])
 def test_a_program_that_runs_is_timed_if_asked_for_and_trains_as_before(
     places: int, tmp_path: Path
@@ -117,7 +118,7 @@ def test_a_program_that_runs_is_timed_if_asked_for_and_trains_as_before(
         with fresh() as (main_program, startup), fluid.scope_guard(fluid.Scope()):
             main_program.random_seed = startup.random_seed = 1
             loss = net()
-            fluid.optimizer.Adam(0.1).minimize(loss)
+            fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
             program: Any = main_program
             if places > 1:
                 program = fluid.CompiledProgram(main_program).with_data_parallel(
