@@ -26,8 +26,9 @@ JOB = f"scaled-{os.getpid()}"
 ATOL = 1e-4  # of values up to 1, after hundreds of steps of Adam; float32 sums in another order
 
 
-def launched(jobs: Jobs, *options: str, launch: Sequence[str]) -> Started:
-    words = [sys.executable, "-m", "jaxfleet", "launch", "--servers=2", f"--job={JOB}", *launch]
+def launched(jobs: Jobs, *options: str, launch: Sequence[str], servers: int = 1) -> Started:
+    words = [sys.executable, "-m", "jaxfleet", "launch", "--spares=0", f"--job={JOB}", *launch]
+    words.append(f"--servers={servers}")
     script = [str(TRAINING), f"--out={jobs.folder}", f"--rows={ROWS}", *options]
     return jobs.start("launch", [*words, *script], None)
 
@@ -79,7 +80,8 @@ def test_two_then_four_then_one_then_three_trainers_are_as_one_device(tmp_path: 
     words = [f"--lost-after={PATIENT_S}", "--step-timeout=120", "--on-lost=continue"]
     words += ["--steps=100000", "--pause=0.2", f"--until={until}"]
     with Jobs(tmp_path) as jobs:
-        job = launched(jobs, *words, launch=["--trainers=1:2", f"--log-dir={tmp_path / 'logs'}"])
+        launch = ["--trainers=1:2", f"--log-dir={tmp_path / 'logs'}"]
+        job = launched(jobs, *words, launch=launch, servers=2)
         job.reaches("step 4.")
         status, text = scale(5)
         assert status == 2
