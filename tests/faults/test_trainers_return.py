@@ -15,7 +15,7 @@ from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.cluster import LOST_S, check_same
 from tests.faults.conftest import Undisturbed
-from tests.faults.memory_jobs import KilledError, kill
+from tests.faults.memory_jobs import End, KilledError, kill
 from tests.faults.memory_training import TrainingJob
 from tests.tiers import by_default
 
@@ -212,6 +212,59 @@ def test_a_server_and_a_trainer_that_die_together_end_the_job_at_once(
     assert "started again too, from its checkpoint of step" in text
     assert "trainer 1 cannot return" in job.error("trainer 0", PeerLostError)
     assert job.ends["trainer 0"].at_s < job.ends["trainer 1"].at_s + 2.0
+
+
+def test_a_job_that_cannot_go_on_tells_trainers_so_however_often_they_are_started_again(
+    tmp_path: Path,
+) -> None:
+    words = ["--kind=norm", *WORDS, "--steps=500"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+    train = job.train
+
+    def train_again(trainer: int) -> End:
+        try:
+            return train(trainer)
+        except PeerLostError:
+            if job.lives[trainer] < 4:
+                kill(1.0)
+            raise
+
+    def kill_both() -> None:
+        if job.lives[1] == 1:
+            job.kill_server(0, away_s=1.0)
+            kill(2.0)
+
+    job.train = train_again  # type: ignore[method-assign]
+    job.run({(1, 20): kill_both})
+    for trainer in range(2):
+        assert "cannot return: server 0 at" in job.error(f"trainer {trainer}", PeerLostError)
+        assert job.lives[trainer] == 4
+        assert job.ends[f"trainer {trainer}"].at_s < 20.0
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("number", by_default(range(1, 15), 2, 5))
+def test_a_trainer_killed_while_a_server_is_brought_level_is_never_waited_for_in_vain(
+    number: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    words = ["--kind=norm", *WORDS, "--steps=14"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+    sent = 0
+
+    def counts(server: int, _message: Message) -> bool:
+        nonlocal sent
+        sent += server == 0 and job.starts[0] == 2
+        return server == 0 and sent == number
+
+    kill_at(job, 1, counts, away_s=2.0)
+    job.run({(0, 10): partial(job.kill_server, 0, away_s=1.0)})
+    assert job.lives[1] == 2
+    if job.ends["trainer 0"].error is None:
+        check_same(job.results(), undisturbed("norm", 14))
+        return
+    for trainer in range(2):
+        assert "cannot return: server 0 at" in job.error(f"trainer {trainer}", PeerLostError)
+        assert job.ends[f"trainer {trainer}"].at_s < 20.0
 
 
 def test_a_trainer_that_does_not_return_is_named_after_the_time_given() -> None:

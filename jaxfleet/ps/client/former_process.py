@@ -34,19 +34,19 @@ def find_former(
 ) -> tuple[FormerProcess | None, list[int]]:
     """Returns the former process that servers know, and the servers that lack pushes of it.
 
-    A server that was restarted has the pushes that its checkpoint includes; those that came later
-    only that process had.
+    A server that was restarted has the pushes that its checkpoint includes, and those that the
+    former process sent again before it was lost; only that process had the others.
 
     Args:
         servers: welcomed by all.
         life: how often this trainer was started before.
     """
     seen = [known.seen for known in servers if known.seen is not None]
-    lacking = [n for n, known in enumerate(servers) if known.is_restored and known.seen is None]
     if not seen:
-        return None, lacking if life else []
+        return None, [n for n, known in enumerate(servers) if known.is_restored] if life else []
     former = FormerProcess(max(seen), max(known.base for known in servers))
-    return former, [n for n in lacking if servers[n].step != former.done]
+    has = [max(known.step, known.received) for known in servers]
+    return former, [n for n, step in enumerate(has) if step < former.done]
 
 
 def lost_pushes_error(me: TrainerIdentity, server: int, step: int) -> PeerLostError:

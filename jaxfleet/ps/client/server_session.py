@@ -175,6 +175,7 @@ class ServerSession:
         damage: the checkpoints it could not read, as reported by its welcome, and why.
         is_restored: it was restarted from a recovery checkpoint while other trainers trained.
         seen: the greatest step of former processes of this trainer; None if it knows of none.
+        received: the last step of the pushes that it has of them; -1 if not reported.
         base: the step of the state that the job began with.
         oldest: what was due last: the number of the oldest pending request, or the first step whose
             push it is not known to have applied.
@@ -204,6 +205,7 @@ class ServerSession:
     damage: str = ""
     is_restored: bool = False
     seen: int | None = None
+    received: int = -1
     base: int = -1
     oldest: tuple[int | None, int | None] = (None, None)
     damaged: int = 0
@@ -222,8 +224,9 @@ class ServerSession:
         self.step = self.applied = step if isinstance(step, int) else -1
         self.has_state = self.has_state or self.step >= 0
         self.damage = str(body.get("damage") or "")
-        seen, base = body.get("seen"), body.get("base")
+        seen, base, received = body.get("seen"), body.get("base"), body.get("pushed")
         self.seen = seen if isinstance(seen, int) else None
+        self.received = received if isinstance(received, int) else -1
         self.base = base if isinstance(base, int) else -1
         self.is_restored = body.get("restored") is True
 

@@ -61,7 +61,7 @@ class PeerState:
         life: how often this number was started before this process.
         seen: the greatest step of former processes with this number; None if there was none.
         step: the greatest step of its messages.
-        pushed: the last step of its pushes.
+        pushed: the last step of its pushes, and of those of former processes with this number.
         late_s: cumulative delay of its steps behind the first trainer.
         answered: time of the last message to it.
         own_s: cumulative time from the last message to it until its next step's first message.

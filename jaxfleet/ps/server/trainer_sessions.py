@@ -150,6 +150,7 @@ class TrainerSessions:
             "step": self.router.step_of(number),
             "defined": self.router.defined,
             "seen": known.seen,
+            "pushed": known.pushed,
             "base": self.router.base,
             "restored": self.router.is_restored and self.trainers.is_under_way(number),
         }
