@@ -62,11 +62,11 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "CUDA_VISIBLE_DEVICES": "GPUs that this process may use",
         "CPU_NUM": "number of CPU devices of a `ParallelExecutor`",
         "JAX_COMPILATION_CACHE_DIR": "folder in which JAX keeps compiled code; by default "
-        "`jaxfleet launch` gives servers one of the job",
+        "`jaxfleet launch` gives servers one of the job, and trainers that may be started again",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "least seconds of a compilation that is kept "
-        "there; 0 for servers of a launch",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "least size of what is kept there; -1 for "
-        "servers of a launch, which keep all",
+        "there; 0 where a launch gives that folder",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "least size of what is kept there; -1, all, "
+        "where a launch gives that folder",
         "JAX_PLATFORMS": "platforms of JAX, such as `cpu`",
         "XLA_FLAGS": "flags of XLA; `jaxfleet launch --devices-per-process` adds to them",
         "XDG_CACHE_HOME": "the user's cache folder; `.cache` at home by default",

@@ -28,7 +28,7 @@ class Folders:
     Attributes:
         checkpoints: of the servers' own checkpoints.
         meeting: where role makers rendezvous, if anywhere.
-        compiled: of compiled blocks, which a restarted server loads; None if none is restarted.
+        compiled: of compiled code, which a restarted process loads; None if none is restarted.
         saves: the job's periodic checkpoints, if any.
     """
 
@@ -126,6 +126,8 @@ class Members:
             **cluster_environment(cluster),
             **periodic_saves_environment(self._folders.saves),
         }
+        if self._job.trainer_restarts or self._job.max_restarts:
+            environment = self._keeping_code(environment)
         process = self._starter.start(f"trainer {index}", self._job.trainer, environment)
         self.trainers[index] = process
         self._say(process)
@@ -170,7 +172,11 @@ class Members:
 
     def _server_environment(self, index: int) -> Mapping[str, str]:
         endpoint, restart = self._places.endpoints[index], self.start_number
-        environment = cluster_environment(self._cluster(endpoint=endpoint, restart=restart))
+        return self._keeping_code(
+            cluster_environment(self._cluster(endpoint=endpoint, restart=restart))
+        )
+
+    def _keeping_code(self, environment: dict[str, str]) -> dict[str, str]:
         compiled = self._folders.compiled
         return environment if compiled is None else compiled_code_environment(environment, compiled)
 

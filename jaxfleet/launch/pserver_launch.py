@@ -53,7 +53,8 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         stack.callback(places.close)
         names = {f"server {at}": logs("server", at) for at in places.servers}
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
-        compiled = temporary_folder(stack) if job.restarts else None
+        restarts = job.restarts or job.trainer_restarts or job.max_restarts
+        compiled = temporary_folder(stack) if restarts else None
         temporary = [each for each in (None if job.checkpoint_dir else folder, compiled) if each]
         meeting, removed = meeting_folder(job, stack)
         job, secret = with_secret(job, stack)
