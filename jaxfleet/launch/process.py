@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
+from jaxfleet.errors import PeerLostError
 from jaxfleet.launch import gate
 from jaxfleet.launch.guard import GuardClient, signal_group
 from jaxfleet.launch.output import Console, Reader
@@ -87,6 +88,11 @@ class Process:
     def gone(self) -> bool:
         """Whether it and its descendants have ended and all output was shown."""
         return self._gone.is_set()
+
+    @property
+    def lacks_peer(self) -> bool:
+        """Whether its last lines report that it lost a peer."""
+        return any(PeerLostError.__name__ in line for line in self.last)
 
     @property
     def ending(self) -> str:

@@ -196,8 +196,7 @@ class _Launch:
                 self._members.spares.start_missing()
             case Due(index, role, start) if start == self._members.start_number:
                 self._waiting.discard((role, index))
-                if role == "server" or not self.scaling.has_left(index):
-                    self._start(role, index)
+                return self._start(role, index)
             case ScaleAsked() as event:
                 self.scaling.answer(event)
             case Ended(process) if self._members.spares.has_ended(process):
@@ -209,11 +208,19 @@ class _Launch:
                     return self._died(process, role, index)
         return None
 
-    def _start(self, role: str, index: int) -> None:
+    def _start(self, role: str, index: int) -> Outcome | None:
+        """Starts a process again unless that is of no use; its last lines are read by now."""
         if role == "server":
             self._members.start_server(index)
-        else:
-            self._members.start_trainer(index)
+            return None
+        if self.scaling.has_left(index):
+            return None
+        former = self._members.trainers[index]
+        if former.lacks_peer and not self._members.joins_again(index):
+            self._console.say(f"{former.name} lost a peer, so it is not started again alone")
+            return failure(former)
+        self._members.start_trainer(index)
+        return None
 
     def _died(self, process: Process, role: str, index: int) -> Outcome | None:
         """Schedules a restart of a process, unless it died too often."""

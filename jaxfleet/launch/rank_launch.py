@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jaxfleet.env import PeriodicSaves, Rank, periodic_saves_environment, rank_environment
-from jaxfleet.errors import PeerLostError
 from jaxfleet.launch.job_spec import CollectiveJob
 from jaxfleet.launch.placement import RankPlaces
 from jaxfleet.launch.process import Process
@@ -120,7 +119,7 @@ class _Ranks:
         return RankEnd(
             was_killed=process.told is None and process.status == _KILLED,
             is_first=process is self._failed,
-            lacks_peer=any(PeerLostError.__name__ in line for line in process.last),
+            lacks_peer=process.lacks_peer,
         )
 
     def describe_restart(self, count: str) -> str:

@@ -140,6 +140,41 @@ def test_a_trainer_whose_script_fails_at_once_is_not_started_for_ever(
     assert "trainer 0 is not started again: it failed 4 times in a row soon after its start" in err
 
 
+def test_a_trainer_that_lost_a_peer_is_started_again_with_the_whole_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    how = "sys.exit('jaxfleet.errors.PeerLostError: server 1 was started again, too')"
+    trainer = LIVES.format(how=how, times=1)
+    assert launch(job(trainer, trainers=2, trainer_restarts=9, max_restarts=1, grace_s=0.2)) == 0
+    out, err = capsys.readouterr()
+    lives = sorted(line.partition("| ")[2] for line in out.splitlines())
+    assert lives == ["life 0 0", "life 0 1", "life 1 0", "life 1 1"]
+    assert "trainer 0 lost a peer, so it is not started again alone" in err
+    assert "the whole job is started again (1 of 1)" in err
+
+
+# Shows where a process keeps compiled code.
+KEEPS = """
+import os
+print(os.environ.get("TRAINING_ROLE"), os.environ.get("JAX_COMPILATION_CACHE_DIR"), flush=True)
+"""
+
+
+def test_trainers_that_may_be_started_again_keep_compiled_code_as_servers_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    shown = []
+    trainer = KEEPS + "import time; time.sleep(0.5)"
+    for restarts_of_it in (1, 0):
+        started = job(trainer, KEEPS + IDLE, trainer_restarts=restarts_of_it, grace_s=0.2)
+        assert launch(started) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown.append(dict(line.partition("| ")[2].split() for line in lines))
+    assert shown[0]["TRAINER"] == shown[0]["PSERVER"] != "None"
+    assert shown[1]["TRAINER"] == "None" != shown[1]["PSERVER"]
+
+
 def test_delays_double_after_errors_and_not_after_signals() -> None:
     budget = RestartBudget(9, gives_up=True)
     quick, killed, late = (
