@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from functools import cache
 from types import ModuleType
@@ -133,13 +134,23 @@ def _passes() -> str:
     about = "[Passes](../passes.md) sorts them by purpose. A test runs every program below."
     parts = [f"# Passes, one by one\n\n{about}\n"]
     for name, cls in sorted(registered_passes().items()):
-        parts.append(f"## {name}\n\n{literal_blocks(inspect.getdoc(cls) or '')}\n")
+        parts.append(f"## {name}\n\n{_described(inspect.getdoc(cls) or '')}\n")
         options = [(f"`{o}`", _comment(cls, o.name)) for o in options_of(cls)]
         if options:
             parts.append(_table(("option", "meaning"), options))
         if cls.runs_after:
             parts.append("Runs after " + ", ".join(f"`{x}`" for x in cls.runs_after) + ".\n")
     return "\n".join(parts)
+
+
+def _described(text: str) -> str:
+    """Returns a pass's docstring, with its programs and examples as blocks."""
+    about, _, examples = text.partition("\nExamples:\n")
+    shown = [
+        f"```pycon\n{part}\n```" if part.startswith(">>> ") else part
+        for part in textwrap.dedent(examples).strip().split("\n\n")
+    ]
+    return "\n\n".join([literal_blocks(about), *shown])
 
 
 def _comment(cls: type[Pass], name: str) -> str:
