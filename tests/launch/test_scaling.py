@@ -133,6 +133,18 @@ while not pathlib.Path({folder!r}, "end").exists():
 """
 
 
+# One that joins ends with an error once the server has ended, and its launch has seen that.
+OUTLASTS = """
+(server,) = pathlib.Path({folder!r}).glob("pserver-*")
+while joins == "1":
+    try:
+        os.kill(int(server.name.rpartition("-")[2]), 0)
+    except ProcessLookupError:
+        sys.exit(1)
+    time.sleep(0.02)
+"""
+
+
 @contextmanager
 def asking(*steps: Callable[[], None]) -> Iterator[list[BaseException]]:
     """Runs steps in a thread, beside a launch in this one; keeps what they raise."""
@@ -319,8 +331,11 @@ def test_one_trainer_too_few_ends_the_job_with_its_status(
 def test_a_dead_trainer_of_such_a_job_joins_when_it_is_started_again(
     folder: Path, script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = has(folder, 0, 1), kills(folder, 1), has(folder, 0), has(folder, 0, 1), ends(folder)
-    with asking(*steps):
+    def comes_again() -> None:
+        lives = (folder / "pids").glob
+        wait_until(lambda: len(list(lives("trainer-1-*"))) == 2, "the next life of trainer 1")
+
+    with asking(has(folder, 0, 1), kills(folder, 1), comes_again, ends(folder)):
         asked = job(script, trainers=2, min_trainers=1, trainer_restarts=1, grace_s=0.2)
         assert launch(asked) == 0
     assert "trains 1 1 2" in capsys.readouterr().out
@@ -342,8 +357,10 @@ def test_a_job_goes_on_without_a_trainer_that_was_added_and_died(
 def test_a_trainer_that_comes_too_late_to_join_is_no_failure(
     folder: Path, script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late = script + 'time.sleep(0.5 * (joins == "1"))\nsys.exit(joins == "1")\n'
-    server = f"import pathlib, time\nwhile not pathlib.Path({str(folder)!r}, 'end').exists():\n"
+    late = script + OUTLASTS.format(folder=str(folder / "pids"))
+    server = noting(folder / "pids") + (
+        f"import pathlib, time\nwhile not pathlib.Path({str(folder)!r}, 'end').exists():\n"
+    )
     with asking(has(folder, 0), scales(2), has(folder, 0, 1), ends(folder)):
         assert launch(job(late, server + "    time.sleep(0.02)", grace_s=5.0)) == 0
     assert re.search(r"trainer 1 ended .* 1 after .*; the job was done", capsys.readouterr().err)

@@ -80,14 +80,18 @@ def test_a_trainer_that_has_ended_gives_the_signal_back() -> None:
 
 
 FORKS = """
-import os, signal
+import os, signal, time
 from jaxfleet.runtime.leaving import LeaveRequest
 request = LeaveRequest(1000.0)
 assert request.listen()
+begun, begins = os.pipe()
 child = os.fork()
 if not child:
-    signal.pause()
+    os.write(begins, b".")  # Python forgets a signal that comes while it forks
+    for _ in range(6000):
+        time.sleep(0.01)
     os._exit(3)
+os.read(begun, 1)
 os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), request.is_made)
 """
