@@ -8,11 +8,12 @@ from jaxfleet.testing.simulation.faults import (
     Fault,
     FullDisk,
     KillServer,
+    Loss,
     LossOfOne,
     Reset,
 )
 from jaxfleet.testing.simulation.job import Run
-from jaxfleet.testing.simulation.workload import Mode
+from jaxfleet.testing.simulation.workload import TRAINER_RETURN_S, Mode
 from jaxfleet.transport.messages import Kind
 from tests.tiers import by_default
 
@@ -105,3 +106,22 @@ def test_heartbeats_from_before_a_restore_do_not_count_as_progress_after_it(numb
 def test_a_restore_waits_for_space_on_a_full_disk() -> None:
     run = survives(RESTORING, FullDisk(1.5, 5.0, 0))
     assert run.took_s > 5.0  # it came within that time
+
+
+@pytest.mark.parametrize("waits", by_default([False, True], True))
+def test_byes_that_are_lost_for_seconds_are_said_again_while_the_server_lives(
+    waits: bool,
+) -> None:
+    """Found by seed 5279: the trainer ended well after 2 s, and the server waited for it."""
+    lost = [LossOfOne(Kind.BYE, number) for number in range(12)]
+    mode = Mode(servers=1, waits=waits)
+    run = survives(mode, *lost, keeps_checkpoints=False, pace_s=(0.1, 0.2))
+    assert run.took_s < TRAINER_RETURN_S / 3
+
+
+@pytest.mark.grid
+def test_the_schedule_of_seed_5279_ends_well() -> None:
+    lost = Loss(at_s=2.169236486095512, for_s=2.743681107581904, share=0.5)
+    pace_s = (0.4218882510572523, 0.04341824173606507)
+    mode = Mode(servers=1, waits=True)
+    survives(mode, lost, keeps_checkpoints=False, seed=5279, pace_s=pace_s)

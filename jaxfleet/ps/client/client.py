@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
+from jaxfleet.ps.client.departure import Departure
 from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
 from jaxfleet.ps.client.operation_names import OperationNames
@@ -34,7 +35,6 @@ _HELLO_AGAIN_S = 5.0  # a hello may have reached a previous process on the serve
 _CHECK_S = 3.0  # a reply or a request may be lost with a connection
 _CHECK_BYE_S = 0.5
 _MOST_DAMAGED = 5  # consecutive frames that a server could not read: more are no accident
-_BYE_S = 2.0
 
 
 class Client(RequestSender):
@@ -67,7 +67,7 @@ class Client(RequestSender):
         self._names = OperationNames()
         self._clock, self._heartbeat = clock, heartbeat
         self._hello_at = 0.0  # when to repeat it
-        self._check_s = _CHECK_S
+        self._check_s, self._is_closed = _CHECK_S, False
         self._looked = clock()
         self._told_epoch = me.membership.epoch  # the newest that other servers were told
         self._recovery = Recovery(self, self.wait)
@@ -212,18 +212,21 @@ class Client(RequestSender):
             left = deadline - self._clock()
             if left <= 0:
                 raise self._late(requests, limit, error)
-            received = self.connections.receive(min(left, _POLL_S))
-            if received is not None:
-                self._take(*received)
-            self._look(requests, at_once=received is None)
+            self._look(requests, at_once=not self._receive(min(left, _POLL_S)))
             self._bring_level()
             wait.look(lambda: self._described(requests))
 
     def poll(self) -> None:
         """Handles received messages without waiting; regularly checks the servers."""
-        while (received := self.connections.receive(0.0)) is not None:
-            self._take(*received)
+        while self._receive(0.0):
+            pass
         self._look(())
+        self._bring_level()
+
+    def _go_on(self, timeout_s: float) -> None:
+        """Handles a received message, whichever servers are lost."""
+        self._receive(timeout_s)
+        self._check_pending(self._clock())
         self._bring_level()
 
     def _look(self, requests: Sequence[PendingRequest], *, at_once: bool = False) -> None:
@@ -262,20 +265,16 @@ class Client(RequestSender):
         return asked
 
     def close(self) -> None:
-        """Says bye to the servers and closes; still waits for a server that may be restarted.
-
-        Otherwise the restarted server would wait for trainers that ended long ago.
-        """
+        """Says bye to the servers and closes; a second call does nothing."""
+        if self._is_closed:
+            return
         try:
+            # A lost server needs no bye, nor one whose job goes on without this trainer.
             with suppress(JaxfleetError, MembershipChangedError):
                 self._save_last()
             self._check_s = _CHECK_BYE_S
-            # A lost server needs no bye, nor one whose job goes on without this trainer.
             with suppress(JaxfleetError, MembershipChangedError):
-                servers = range(len(self.servers))
-                returns_s = self.timeouts.server_return_s
-                limit_s = _BYE_S + (self.timeouts.lost_after_s + returns_s if returns_s else 0.0)
-                self.wait([self.request(server, Kind.BYE) for server in servers], limit_s)
+                Departure(self, self._heartbeat, self._clock, self.wait, self._go_on).say_bye()
         finally:
             self.abandon()
 
@@ -284,6 +283,7 @@ class Client(RequestSender):
         if self._heartbeat is not None:
             self._heartbeat.close(last=why)
         self.connections.close()
+        self._is_closed = True
 
     def _save_last(self) -> None:
         """Has servers save the pushes that this trainer can no longer replay after leaving."""
@@ -291,6 +291,13 @@ class Client(RequestSender):
         pushed = [at for at, log in replays if log.until_saved and log.first_step() is not None]
         self.doing("last checkpoint")
         self.wait([self.request(server, Kind.SAVE) for server in pushed])
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Takes the next message; returns False if none comes in time."""
+        received = self.connections.receive(timeout_s)
+        if received is not None:
+            self._take(*received)
+        return received is not None
 
     def _take(self, server: int, message: Message) -> None:
         self.received_bytes += sum(tensor.array.nbytes for tensor in message.tensors)

@@ -1,0 +1,57 @@
+"""Byes of a trainer that has ended, said until each server has answered or has ended itself."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from jaxfleet.errors import PeerLostError
+from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.request_sender import RequestSender
+from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.transport.messages import Kind
+
+_BYE_S = 2.0
+_MOST_LOST = 2  # times `lost_after_s` that byes are repeated to a server that lives
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Says bye to the servers.
+
+    A server without a bye waits for its trainer as for one that was lost. One that has all byes
+    ends, and its answer may be lost, so byes are repeated only while heartbeats show that it lives.
+
+    Attributes:
+        wait: receives until requests are answered, or some seconds have passed.
+        receive: receives for some seconds, and sends again what is due.
+    """
+
+    outbox: RequestSender
+    heartbeat: Heartbeat | None
+    clock: Callable[[], float]
+    wait: Callable[[Sequence[PendingRequest], float], None]
+    receive: Callable[[float], None]
+
+    def say_bye(self) -> None:
+        """Says bye; still waits for a server that may be restarted.
+
+        Otherwise the restarted server would wait for trainers that ended long ago.
+        """
+        began, timeouts = self.clock(), self.outbox.timeouts
+        byes = [self.outbox.request(at, Kind.BYE) for at in range(len(self.outbox.servers))]
+        limit_s, returns_s = _BYE_S, timeouts.server_return_s
+        if returns_s:
+            limit_s += timeouts.lost_after_s + returns_s
+        with suppress(PeerLostError):
+            self.wait(byes, limit_s)
+        until = self.clock() + _MOST_LOST * timeouts.lost_after_s
+        while self.clock() < until and any(self._is_awaited(bye, began) for bye in byes):
+            self.receive(_POLL_S)
+
+    def _is_awaited(self, bye: PendingRequest, since: float) -> bool:
+        """Whether a server has not answered, and has sent heartbeats until just now."""
+        if bye.is_done or self.heartbeat is None:
+            return False
+        heard = self.heartbeat.pulse(bye.server).last_heard_s
+        return heard is not None and heard > max(since, self.clock() - _BYE_S)
