@@ -70,6 +70,7 @@ class DataLeases:
 
     def __post_init__(self) -> None:
         self.client.leases.order = self.order
+        self.client.leases.answered = self._answered
         self._generation = self.client.leases.generation
         self._since = self.client.clock_s()
 
@@ -105,6 +106,10 @@ class DataLeases:
         self.client.leases.held += answer.leases
         self._look(answer)
         return answer
+
+    def _answered(self) -> tuple[Lease, ...]:
+        answer = self._asked.answer if self._asked is not None else None
+        return LeaseAnswer.of(answer).leases if answer is not None else ()
 
     def restart(self) -> None:
         """Begins anew after a checkpoint was restored; an answer to an older request is void."""

@@ -4,7 +4,7 @@ A lease passes from `held`, while its batch is read and waits, to `taken` by the
 by a step, and `pushed` with the next push to server 0, which names it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.transport.messages import Plain
@@ -22,6 +22,7 @@ class LeaseLog:
         held: leases whose batches the script has not taken.
         taken: those that it has, since its last step.
         trained: those of steps whose effect was not pushed.
+        answered: returns leases that have arrived, and that the loader has not looked at.
         generation: how often all leases became void, since a checkpoint was restored.
     """
 
@@ -30,6 +31,7 @@ class LeaseLog:
     held: list[Lease] = field(default_factory=list)
     taken: list[Lease] = field(default_factory=list)
     trained: list[Lease] = field(default_factory=list)
+    answered: Callable[[], Sequence[Lease]] = tuple
     generation: int = 0
     _pushed: dict[int, list[Lease]] = field(default_factory=dict)  # by step
 
@@ -60,7 +62,8 @@ class LeaseLog:
     def declared(self) -> dict[str, Plain]:
         """Returns the leases for a restarted server: intervals, each with the step of its push."""
         holds: list[Plain] = []
-        for step, leases in ((-1, (*self.held, *self.taken, *self.trained)), *self._pushed.items()):
+        unsent = (*self.answered(), *self.held, *self.taken, *self.trained)
+        for step, leases in ((-1, unsent), *self._pushed.items()):
             holds += [[start, stop, step] for lease in leases for start, stop in lease]
         return {**self.order, "holds": holds}
 
