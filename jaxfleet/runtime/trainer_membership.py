@@ -98,6 +98,7 @@ class ChangingTrainer(ABC):
     _scaling: Scaling | None
     _compares: bool
     _leaving: LeaveRequest
+    _sent: tuple[list[Any], list[Any]] | None  # a state as given, and as servers have it
     _joined: Mapping[str, Any] | None  # the state that a process receives which joins
 
     @property
@@ -251,8 +252,7 @@ class ChangingTrainer(ABC):
             raise PeerLostError(f"{what}, which differ", hint="start the job again")
         (done,) = found - {_NEW}
         if _NEW in found and client.me.trainer == 0:
-            names = [leaf.name for leaf in self.captured.signature.state]
-            pairs = zip(names, self._newest.leaves, strict=True)
+            pairs = self._served.held(self._state()).items()
             tensors = [Tensor(n, on_host(x)) for n, x in pairs if not isinstance(x, Handle)]
             client.wait([client.request(0, Kind.KEEP, step=done, tensors=tensors)])
         if step != _NEW:
@@ -267,6 +267,15 @@ class ChangingTrainer(ABC):
             for tensor in asked.answer.tensors
             if tensor.name in variables
         }
+
+    def _state(self) -> list[Any]:
+        """Returns the leaves of the newest state, which no step may have returned yet."""
+        if self._sent is not None:
+            return self._sent[1]
+        if not self._newest.leaves:
+            what = "the trainers of the job change before its servers have its first state"
+            raise PeerLostError(what, hint="let a process join once the job has begun to train")
+        return self._newest.leaves
 
     def _take_joined(self) -> list[Any]:
         """Returns the leaves of the state with which this process joined."""
