@@ -9,6 +9,7 @@ import pytest
 from jaxfleet.checkpoint import files
 from jaxfleet.ps.client.request_sender import Recovery
 from jaxfleet.ps.server.async_scheduler import AsyncScheduler
+from jaxfleet.ps.server.data_ledger import DataLedger
 from jaxfleet.ps.server.scheduler import Progress
 from jaxfleet.ps.server.staleness import TrainerClocks
 from jaxfleet.testing.simulation import substitutes
@@ -73,11 +74,17 @@ def never_asked_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Recovery, "send_missing", lossy)
 
 
-# Each with a seed shortly before the one that finds it, where the default tests begin.
+def forgotten_lease(patch: pytest.MonkeyPatch) -> None:
+    """A restarted server 0 leases samples again that trainers have from its earlier life."""
+    patch.setattr(DataLedger, "adopt", lambda *_: None)
+
+
+# Each with a seed that finds it soon, where the default tests begin.
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    double_apply: 14,
-    lost_fsync: 28,
-    staleness_off_by_one: 4,
-    no_dedup_after_restart: 300,
-    never_asked_again: 6,
+    double_apply: 35,
+    lost_fsync: 29,
+    staleness_off_by_one: 5,
+    no_dedup_after_restart: 306,
+    never_asked_again: 7,
+    forgotten_lease: 347,
 }

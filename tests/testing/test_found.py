@@ -7,12 +7,14 @@ from jaxfleet.testing.simulation.faults import (
     ClockJump,
     Fault,
     FullDisk,
+    Join,
     KillServer,
     Loss,
     LossOfOne,
     Reset,
 )
-from jaxfleet.testing.simulation.job import Run
+from jaxfleet.testing.simulation.run import Run
+from jaxfleet.testing.simulation.schedule import UNBOUNDED
 from jaxfleet.testing.simulation.workload import TRAINER_RETURN_S, Mode
 from jaxfleet.transport.messages import Kind
 from tests.tiers import by_default
@@ -125,3 +127,26 @@ def test_the_schedule_of_seed_5279_ends_well() -> None:
     pace_s = (0.4218882510572523, 0.04341824173606507)
     mode = Mode(servers=1, waits=True)
     survives(mode, lost, keeps_checkpoints=False, seed=5279, pace_s=pace_s)
+
+
+@pytest.mark.grid
+def test_a_restarted_server_is_told_of_leases_that_have_just_arrived() -> None:
+    """Found by seed 200058: a sample was leased again while its trainer waited for values."""
+    mode = Mode(UNBOUNDED, relaxed="half_async", period=2, leases=True)
+    kill = KillServer(0, 0.189, at_s=3.464, loses_power=True)
+    pace_s = (0.5343655146620562, 0.46938963496522557)
+    run = survives(mode, LossOfOne(Kind.VALUES, 11), kill, seed=200058, pace_s=pace_s)
+    assert run.servers[0].data == {"epoch": 0, "once": 10, "twice": 0, "never": 0}
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("at_s", [0.4, 0.5, 0.598, 0.7])
+def test_a_process_may_join_before_the_first_step_is_done(at_s: float) -> None:
+    """Found by seed 200081: no step had returned the state that the process was to receive."""
+    run = survives(
+        Mode(changes=True),
+        Join(at_s),
+        seed=200081,
+        pace_s=(0.18603940170494082, 0.4539859181599565),
+    )
+    assert all(len(record.final) > 0 for record in run.trainers)

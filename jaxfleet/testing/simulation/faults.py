@@ -106,6 +106,21 @@ class KillTrainer:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """A trainer leaves the job after a step."""
+
+    trainer: int
+    after_step: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """Another process joins the job."""
+
+    at_s: float
+
+
+@dataclass(frozen=True)
 class Stop(Span):
     """A process is suspended, as by SIGSTOP."""
 
@@ -130,7 +145,7 @@ class FullDisk(Span):
 
 Fault: TypeAlias = (
     Loss | LossOfOne | Duplication | Delay | SlowPeer | Reset | Partition | KillServer
-    | KillTrainer | Stop | ClockJump | FullDisk
+    | KillTrainer | Leave | Join | Stop | ClockJump | FullDisk
 )  # fmt: skip
 
 

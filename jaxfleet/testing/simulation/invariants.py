@@ -4,15 +4,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxfleet.errors import JaxfleetError
-from jaxfleet.testing.simulation.job import Run
+from jaxfleet.errors import ConnectError, JaxfleetError
+from jaxfleet.testing.simulation.changes import broken_changes
+from jaxfleet.testing.simulation.leases import broken_leases
 from jaxfleet.testing.simulation.pushes import times_applied
+from jaxfleet.testing.simulation.run import Run
 from jaxfleet.testing.simulation.workload import HITS, TRAINERS, Record
 
 
 def broken(run: Run, undisturbed: Run) -> list[str]:
     """Returns the invariants that a run breaks; `undisturbed` is the same job without faults."""
     found = [*_endings(run), *run.waits.late, *dict.fromkeys(run.sizes.beyond)]
+    if run.schedule.mode.leases:
+        return [*found, *broken_leases(run)]
+    if run.schedule.mode.changes:
+        return [*found, *broken_changes(run, undisturbed)]
     for trainer, record in enumerate(run.trainers):
         found += _of_trainer(run, trainer, record, undisturbed)
     found += _at_the_end(run, undisturbed)
@@ -30,8 +36,19 @@ def _endings(run: Run) -> Iterator[str]:
     for name, error in ends.items():
         if not isinstance(error, JaxfleetError):
             yield f"{name} ended with {error!r}, which is not an error of jaxfleet"
-        elif run.schedule.must_succeed:
+        elif run.schedule.must_succeed and not _is_excused(run, name, error):
             yield f"{name} failed though the job survives these faults: {error}"
+
+
+def _is_excused(run: Run, name: str, error: JaxfleetError) -> bool:
+    """Whether a process may fail that others do not need."""
+    schedule = run.schedule
+    if schedule.mode.changes and run.lost_early:
+        return True
+    kind, _, number = name.partition(" ")
+    if kind == "server":  # which waits for lost trainers when the others have ended
+        return schedule.lost_trainers > 0 and not schedule.mode.waits
+    return int(number) >= TRAINERS and isinstance(error, ConnectError)  # the job had ended
 
 
 def _of_trainer(run: Run, trainer: int, record: Record, undisturbed: Run) -> Iterator[str]:

@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,72 +17,36 @@ import numpy as np
 from jaxfleet.errors import ClosedError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.runtime.pserver_job import JobPrograms, membership, timeouts_of
+from jaxfleet.runtime.trainer_membership import Departure
 from jaxfleet.tables.buckets import server_of
 from jaxfleet.testing.simulation import workload
 from jaxfleet.testing.simulation.disk import Disk
 from jaxfleet.testing.simulation.faults import (
     ClockJump,
     FullDisk,
+    Join,
     KillServer,
     KillTrainer,
+    Leave,
     Reset,
     Stop,
     Weather,
 )
 from jaxfleet.testing.simulation.network import SimulatedNetwork
+from jaxfleet.testing.simulation.place import Place
+from jaxfleet.testing.simulation.run import Run, ServerEnd
 from jaxfleet.testing.simulation.schedule import RETURNS_S, Schedule
 from jaxfleet.testing.simulation.scheduler import KilledError, Process, Scheduler, StuckError
 from jaxfleet.testing.simulation.substitutes import substituted
 from jaxfleet.testing.simulation.task_queue import TaskQueue
-from jaxfleet.testing.simulation.watch import Sizes, Waits, WatchedClient
+from jaxfleet.testing.simulation.watch import WatchedClient
 
-_LIMIT_S, _REAL_S = 400.0, 60.0
+_LIMIT_S, _CPU_S = 400.0, 60.0
 _ROOT = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  # fsync costs nothing there
-
-
-@dataclass
-class ServerEnd:
-    """How a server ended, for the last time.
-
-    Attributes:
-        values: its parameters, by leaf.
-        rows: the rows of its table by key.
-        starts: how often it was started.
-        is_up: it runs, so that it can be killed.
-    """
-
-    error: BaseException | None = None
-    values: dict[str, np.ndarray] = field(default_factory=dict)
-    rows: dict[int, np.ndarray] = field(default_factory=dict)
-    starts: int = 0
-    is_up: bool = False
-
-
-@dataclass
-class Run:
-    """The result of a schedule.
-
-    Attributes:
-        trainers: what each trainer saw.
-        errors: by trainer, the error that ended it.
-        crashes: errors that no process caught, by the name of the thread.
-        stuck: why the run did not end by itself, if so.
-        digest: of all messages.
-    """
-
-    schedule: Schedule
-    trainers: list[workload.Record]
-    servers: list[ServerEnd]
-    waits: Waits = field(default_factory=Waits)
-    sizes: Sizes = field(default_factory=Sizes)
-    errors: dict[int, BaseException] = field(default_factory=dict)
-    crashes: list[tuple[str, BaseException]] = field(default_factory=list)
-    stuck: str = ""
-    took_s: float = 0.0
-    messages: int = 0
-    digest: str = ""
 
 
 def run_schedule(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Run:
@@ -118,9 +82,13 @@ class Job:
         self.schedule, self.mode, self.root = schedule, schedule.mode, root
         self.endpoints = workload.endpoints_of(self.mode)
         self.scheduler = Scheduler()
+        self._joins = sorted(x.at_s for x in schedule.faults.values() if isinstance(x, Join))
+        self._leaves = {
+            x.trainer: x.after_step for x in schedule.faults.values() if isinstance(x, Leave)
+        }
         self.result = Run(
             schedule,
-            [workload.Record()] * workload.TRAINERS,
+            [workload.Record() for _ in range(workload.TRAINERS + len(self._joins))],
             [ServerEnd() for _ in self.endpoints],
         )
         self._trace, self._digest = trace, hashlib.blake2b(digest_size=16)
@@ -165,10 +133,12 @@ class Job:
             self._start_server(number)
         for number in range(workload.TRAINERS):
             self._start_trainer(number)
+        for number, at_s in enumerate(self._joins, workload.TRAINERS):
+            self.scheduler.after(at_s, partial(self._start_trainer, number), keeps=True)
         for fault in self.schedule.faults.values():
             self._plan(fault)
         try:
-            self.scheduler.run(limit_s=_LIMIT_S, real_s=_REAL_S)
+            self.scheduler.run(limit_s=_LIMIT_S, cpu_s=_CPU_S)
         except StuckError as error:
             self.result.stuck = str(error)
         self.result.crashes = self.scheduler.crashes
@@ -250,6 +220,8 @@ class Job:
         if not process.is_alive or self.result.trainers[trainer].final:
             return
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
+        first = self.result.trainers[: workload.TRAINERS]
+        self.result.lost_early |= not all(record.seen for record in first)
         self.scheduler.kill(process)
         self.network.lose(process)
         if kill.away_s is not None:
@@ -308,7 +280,7 @@ class Job:
         if core is not None and process.is_alive:
             end.is_up = False  # an ended server is not started again
             end.error = end.error or core.failure
-            end.values = _values(core)
+            end.values, end.data = _values(core), _data(core, self.scheduler.now_s)
             for store in core.stores.values():
                 keys = workload.KEYS[server_of(workload.KEYS, len(self.endpoints)) == server]
                 rows = store.look_up(keys)
@@ -321,7 +293,7 @@ class Job:
         self.result.errors.pop(trainer, None)
 
         def body() -> None:
-            pace_s = self.schedule.pace_s[trainer]
+            pace_s = self.schedule.pace_s[trainer % workload.TRAINERS]
             try:
                 workload.train(
                     self.mode,
@@ -330,21 +302,48 @@ class Job:
                     record,
                     pause=lambda _: self.scheduler.sleep(pace_s),
                     folder=self.root / "shared",
+                    scaling=self._place(process, trainer) if self.mode.changes else None,
+                    leaves_after=self._leaves.get(trainer),
                 )
+            except Departure:
+                self.note(f"{self.scheduler.now_s:.6f} {process.name} has left")
             except Exception as error:  # noqa: BLE001  # the invariants judge it
                 self.result.errors[trainer] = error
 
         self.scheduler.start(process, process.name, body)
 
+    def _place(self, process: Process, trainer: int) -> Place:
+        def connect(job: JobPrograms, members: Membership, session: str) -> Client:
+            number = members.number_of(session)
+            assert number is not None
+            me = self._identity(job, number, len(members.sessions))
+            return self._client(process, replace(me, membership=members, session=session))
+
+        network = self.network.of(process)
+        return Place(
+            self.mode,
+            joins=trainer >= workload.TRAINERS,
+            connect_as=connect,
+            lines=lambda: network.connect(self.endpoints),
+            clock=self.scheduler.clock,
+        )
+
     def _connect(self, process: Process, trainer: int, life: int, job: JobPrograms) -> Client:
-        me = membership(
+        return self._client(process, self._identity(job, trainer, workload.TRAINERS, life))
+
+    def _identity(
+        self, job: JobPrograms, trainer: int, trainers: int, life: int = 0
+    ) -> TrainerIdentity:
+        return membership(
             job,
             name=workload.NAME,
             trainer=trainer,
-            trainers=workload.TRAINERS,
+            trainers=trainers,
             endpoints=self.endpoints,
             life=life,
         )
+
+    def _client(self, process: Process, me: TrainerIdentity) -> Client:
         returns_s = RETURNS_S if self.schedule.keeps_checkpoints else 0.0
         timeouts = timeouts_of(workload.strategy_of(self.mode), server_return_s=returns_s)
         network, clock = self.network.of(process), self.scheduler.clock
@@ -357,7 +356,7 @@ class Job:
             clock=clock,
             thread=False,
         )
-        self.scheduler.start(process, f"heartbeat {trainer}", beats.run)
+        self.scheduler.start(process, f"heartbeat {process.name}", beats.run)
         client = WatchedClient(
             network.connect(self.endpoints),
             me,
@@ -372,3 +371,11 @@ class Job:
 
 def _values(core: ServerCore) -> dict[str, np.ndarray]:
     return {name.rpartition("/")[2]: np.array(value) for name, value in core.state.items()}
+
+
+def _data(core: ServerCore, now_s: float) -> dict[str, int]:
+    """Returns the counts of the one epoch of leased samples; empty if there are none."""
+    data = core.figures(now_s).counted.get("data")
+    epochs = data.get("epochs") if isinstance(data, dict) else None
+    found = epochs[0] if isinstance(epochs, list) and epochs else None
+    return {name: int(str(n)) for name, n in found.items()} if isinstance(found, dict) else {}

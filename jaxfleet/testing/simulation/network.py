@@ -17,7 +17,7 @@ from jaxfleet.testing.simulation.scheduler import Process, Scheduler, Task
 from jaxfleet.transport.messages import Kind, Message, Peer, Tensor
 
 _REOPEN_S = 0.05  # until a broken connection is open again
-_UNTRACED = frozenset({"resident", "versions"})  # fields that depend on the machine
+_UNTRACED = frozenset({"resident", "versions", "executables"})  # depend on the machine, or process
 
 
 @dataclass

@@ -8,7 +8,7 @@ push. All these are exact in float32.
 
 import numpy as np
 
-from jaxfleet.testing.simulation.workload import STEPS, TRAINERS, Mode
+from jaxfleet.testing.simulation.workload import PLACES, STEPS, TRAINERS, Mode
 
 _MOST_EXCHANGES = 2 * STEPS
 
@@ -43,6 +43,20 @@ def times_applied(
         else:
             columns.append(_averaged(column, is_local=trainer == holder))
     return np.stack(columns, axis=1)
+
+
+def times_of_samples(mode: Mode, values: np.ndarray) -> np.ndarray:
+    """Returns how often each leased sample was applied; NaN for what no number of times adds.
+
+    In `half_async` a mean of merged steps does not show more than whether it was.
+    """
+    added = -values.astype(np.float64)
+    if mode.communication == "half_async":
+        return np.where((added > 0.0) & (added <= 1.0), 1.0, added)
+    if mode.communication == "geo":
+        parts = 1.0 - 0.5 ** np.arange(1, 4 * PLACES)
+        return np.where(np.isin(added, (*parts, 1.0)), 1.0, np.where(added == 0.0, 0.0, np.nan))
+    return added
 
 
 def _merged(period: int) -> np.ndarray:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxfleet.testing.simulation.invariants import broken
-from jaxfleet.testing.simulation.job import Run, run_schedule
+from jaxfleet.testing.simulation.job import run_schedule
+from jaxfleet.testing.simulation.run import Run
 from jaxfleet.testing.simulation.schedule import Schedule, draw_schedule
 from jaxfleet.testing.simulation.workload import Mode
 

@@ -1,7 +1,7 @@
 """A schedule: the job and the faults that one seed draws."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from jaxfleet.testing.simulation.faults import (
@@ -10,8 +10,10 @@ from jaxfleet.testing.simulation.faults import (
     Duplication,
     Fault,
     FullDisk,
+    Join,
     KillServer,
     KillTrainer,
+    Leave,
     Loss,
     LossOfOne,
     Partition,
@@ -21,6 +23,7 @@ from jaxfleet.testing.simulation.faults import (
 )
 from jaxfleet.testing.simulation.workload import (
     LOST_AFTER_S,
+    STEPS,
     TRAINER_RETURN_S,
     TRAINERS,
     Mode,
@@ -31,6 +34,9 @@ RETURNS_S = 15.0  # how long trainers wait for a server
 _JOB_S = 4.0  # faults begin within this time; a job without any takes about as long
 _ROOM_S = LOST_AFTER_S - 2.0  # of silence: two heartbeats less than what counts as a loss
 _FULL_S = 6.0  # for which a restored state may wait for space on a disk
+UNBOUNDED = 100  # a staleness bound that no job reaches
+_SERVERS_LIVE = 0.8  # how often no server is killed where trainers change
+_NEWER, _FIRST = 0.2, 300  # how often a mode of `_NEWER_MODES` is drawn, and from which seed on
 _MODES = {
     Mode(None, False, 2): 2,
     Mode(None, False, 1): 1,
@@ -58,6 +64,19 @@ _MODES = {
     Mode(1, False, 2, relaxed="half_async", period=2, saves=True, restores=True): 1,
     Mode(2, True, 2, relaxed="geo", period=2, saves=True): 1,
 }
+_NEWER_MODES = [
+    Mode(None, servers=1, changes=True),
+    Mode(None, changes=True),
+    Mode(None, changes=True),
+    Mode(UNBOUNDED, leases=True),
+    Mode(UNBOUNDED, has_table=True, period=2, leases=True),
+    Mode(2, has_table=True, leases=True),
+    Mode(2, servers=1, leases=True),
+    Mode(UNBOUNDED, relaxed="half_async", period=2, leases=True),
+    Mode(UNBOUNDED, relaxed="dc_asgd", leases=True),
+    Mode(UNBOUNDED, relaxed="geo", period=2, leases=True),
+    Mode(3, relaxed="geo", leases=True),
+]
 _LOST_KINDS = (
     Kind.HELLO, Kind.WELCOME, Kind.DEFINE, Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.VALUES,
     Kind.LOOK_UP, Kind.ROWS, Kind.PUSH_ROWS, Kind.PENDING, Kind.SAVE, Kind.BYE, Kind.OK,
@@ -90,9 +109,12 @@ class Schedule:
     def must_succeed(self) -> bool:
         """Whether all processes must end well, as the faults are within what a job survives."""
         found = list(self.faults.values())
+        if self.mode.changes and not self._is_left(found):
+            return False
         kills = [fault for fault in found if isinstance(fault, KillServer)]
         lost = [fault for fault in found if isinstance(fault, KillTrainer)]
-        if lost and not self._may_return(lost, kills):
+        is_needed = not (self.mode.changes or self._needs_not(lost, kills))
+        if lost and is_needed and not self._may_return(lost, kills):
             return False
         if kills and not self.keeps_checkpoints:
             return False
@@ -110,6 +132,28 @@ class Schedule:
         away_s = [one.away_s for one in lost if one.away_s is not None]
         in_time = len(away_s) == len(lost) and sum(away_s) < TRAINER_RETURN_S
         return self.mode.waits and in_time and not kills
+
+    def _is_left(self, found: list[Fault]) -> bool:
+        """Whether a trainer is there throughout, and servers while trainers change."""
+        gone = {x.trainer for x in found if isinstance(x, KillTrainer | Leave)}
+        has_changes = any(isinstance(x, KillTrainer | Leave | Join) for x in found)
+        is_killed = any(isinstance(x, KillServer) for x in found)
+        return len(gone) < TRAINERS and not (has_changes and is_killed)
+
+    def _needs_not(self, lost: list[KillTrainer], kills: list[KillServer]) -> bool:
+        """Whether others take over the samples of lost trainers; trainer 0 sends the state."""
+        is_enough = self.mode.leases and (self.mode.staleness or 0) >= UNBOUNDED
+        return is_enough and not kills and all(x.trainer and x.away_s is None for x in lost)
+
+    @property
+    def lost_trainers(self) -> int:
+        """How often trainers are killed."""
+        return sum(isinstance(fault, KillTrainer) for fault in self.faults.values())
+
+    @property
+    def has_silence(self) -> bool:
+        """Whether a living process may count as lost."""
+        return sum(map(_silence_s, self.faults.values())) > _ROOM_S
 
     def __str__(self) -> str:
         kept = "with checkpoints" if self.keeps_checkpoints else "without checkpoints"
@@ -145,12 +189,33 @@ def draw_schedule(seed: int, mode: Mode | None = None) -> Schedule:
     """Draws the schedule of a seed; with another mode than the drawn one, if given."""
     draw = random.Random(f"{seed}/schedule")  # noqa: S311  # not for secrets
     (drawn,) = draw.choices(list(_MODES), list(_MODES.values()))
-    mode = mode if mode is not None else drawn
+    mode = mode or _drawn_apart(seed) or drawn
     keeps = draw.random() < 0.7
     pace_s = tuple(draw.uniform(0.02, 0.6) for _ in range(TRAINERS))
     kinds = draw.choices(list(_DRAWS), [share for share, _ in _DRAWS.values()], k=_count(draw))
     faults = {number: _DRAWS[kind][1](draw, mode) for number, kind in enumerate(kinds)}
+    if mode.changes:
+        if draw.random() < _SERVERS_LIVE:
+            faults = {n: fault for n, fault in faults.items() if not isinstance(fault, KillServer)}
+        faults |= dict(enumerate(_drawn_changes(draw), len(kinds)))
     return Schedule(seed, mode, keeps, pace_s, faults)
+
+
+def _drawn_apart(seed: int) -> Mode | None:
+    """Returns a newer mode for some seeds; all others keep the schedules that they had.
+
+    The first seeds are those of the default tests, whose modes take long enough to compile.
+    """
+    draw = random.Random(f"{seed}/mode")  # noqa: S311  # not for secrets
+    return draw.choice(_NEWER_MODES) if seed >= _FIRST and draw.random() < _NEWER else None
+
+
+def _drawn_changes(draw: random.Random) -> Iterator[Fault]:
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        if draw.random() < 0.5:
+            yield Join(_at(draw))
+        else:
+            yield Leave(draw.randrange(TRAINERS), draw.randrange(1, STEPS))
 
 
 def _count(draw: random.Random) -> int:
@@ -183,6 +248,8 @@ def _kill(draw: random.Random, mode: Mode) -> Fault:
 def _kill_trainer(draw: random.Random, mode: Mode) -> Fault:
     trainer = draw.randrange(TRAINERS)
     away_s = draw.uniform(0.1, 12.0) if mode.waits or draw.random() < 0.5 else None
+    if mode.changes:
+        away_s = None  # the job goes on without it
     if draw.random() < 0.5:
         return KillTrainer(trainer, away_s, at_message=draw.randrange(60))
     return KillTrainer(trainer, away_s, at_s=_at(draw))

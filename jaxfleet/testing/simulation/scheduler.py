@@ -23,10 +23,10 @@ class KilledError(BaseException):
 
 
 class StuckError(Exception):
-    """The simulation did not end: a wait has no end, or the limit of real time was exceeded."""
+    """The simulation did not end: a wait has no end, or the limit of CPU time was exceeded."""
 
 
-_real_clock = time.monotonic  # the simulation replaces the others
+_spent_s = time.process_time  # which the simulation does not replace
 
 
 @dataclass(eq=False)
@@ -96,31 +96,32 @@ class Scheduler:
         self._ready.append(task)
         return task
 
-    def run(self, *, limit_s: float, real_s: float) -> None:
+    def run(self, *, limit_s: float, cpu_s: float) -> None:
         """Runs until all tasks have ended.
 
         Raises:
-            StuckError: tasks still run after `limit_s` seconds of the simulation, or `real_s`.
+            StuckError: tasks still run after `limit_s` seconds of the simulation, or `cpu_s`
+                of the processor.
         """
-        self._hub, until = getcurrent(), _real_clock() + real_s
+        self._hub, until = getcurrent(), _spent_s() + cpu_s
         while self._live or self._pending:
             if self._ready:
                 self._resume(self._ready.popleft())
                 continue
             when, _, action, keeps = heapq.heappop(self._heap)
             self.now_s = max(self.now_s, when)
-            if self.now_s > limit_s or _real_clock() > until:
-                raise self._stuck(limit_s, real_s)
+            if self.now_s > limit_s or _spent_s() > until:
+                raise self._stuck(limit_s, cpu_s)
             self._pending -= keeps
             action()
 
-    def _stuck(self, limit_s: float, real_s: float) -> StuckError:
+    def _stuck(self, limit_s: float, cpu_s: float) -> StuckError:
         """Ends all tasks, and returns the error that names them."""
         running = ", ".join(task.name for task in self._live)
         for task in list(self._live):
             task.process.is_alive = False
             self._resume(task)
-        limit = f"{limit_s:g} s" if self.now_s > limit_s else f"{real_s:g} s of real time"
+        limit = f"{limit_s:g} s" if self.now_s > limit_s else f"{cpu_s:g} s of CPU time"
         return StuckError(f"after {limit} these still run: {running}")
 
     def _resume(self, task: Task) -> None:

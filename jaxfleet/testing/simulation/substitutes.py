@@ -12,6 +12,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from jaxfleet.ir import printer
 from jaxfleet.lower import partition
 from jaxfleet.ps.client import heartbeat, trainer_executor
 from jaxfleet.ps.server import checkpoints, program_loader, request_router, state_machine
+from jaxfleet.runtime import leased_batches, pserver_job, trainer_step
 from jaxfleet.testing.simulation.disk import Disk, patches
 
 _BLOCK_S = (0.0, 0.0, 0.0, 0.02, 0.05)  # drawn durations of measured work
@@ -52,7 +54,9 @@ def substituted(
         (state_machine, "resident_bytes", lambda: 0),
         (saving, "DataWriter", PieceWriter),
         (reading, "read_blocks", read_pieces),
+        (leased_batches, "ThreadPoolExecutor", SameThread),
         (trainer_executor, "segments", _segments),
+        (trainer_step, "example_of", _example_of),
         (request_router, "load_sent_program", _load_sent_program),
         (request_router, "read_plan", _read_plan),
         (checkpoints, "print_program", _print_program),
@@ -62,6 +66,21 @@ def substituted(
         for target, name, value in replaced:
             stack.enter_context(mock.patch.object(target, name, value))
         yield
+
+
+class SameThread:
+    """Reads batches at once, in the place of threads that nobody schedules."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Has no threads."""
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        found: Future[Any] = Future()
+        found.set_result(function(*args))
+        return found
+
+    def shutdown(self, **_: object) -> None:
+        """Has nothing to end."""
 
 
 class PieceWriter:
@@ -127,6 +146,10 @@ def _memo(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[...
 _segments = _memo(
     partition.segments,
     lambda program, sizes, *, cache: (id(program), tuple(sizes.items()), id(cache)),
+)
+_example_of = _memo(
+    pserver_job.example_of,
+    lambda captured, strategy, trainers: (id(captured), id(strategy), trainers),
 )
 _load_sent_program = _memo(
     program_loader.load_sent_program,

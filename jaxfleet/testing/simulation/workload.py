@@ -19,12 +19,14 @@ import optax
 
 import jaxfleet as jf
 from jaxfleet.capture import Captured, capture
+from jaxfleet.data import Loader
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.runtime.pserver_job import JobPrograms, example_of, job_programs
+from jaxfleet.runtime.trainer_membership import Scaling
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables import Constant, Sgd
@@ -36,6 +38,7 @@ LOST_AFTER_S, STEP_TIMEOUT_S, CONNECT_S = 4.0, 20.0, 25.0
 TRAINER_RETURN_S = 30.0  # of modes that wait for lost trainers
 REPLAY_BYTES = 1 << 12
 SAVED_AT, RESTORED_AT = 2, 4  # steps of the script, if it does so
+_ROWS_OF_CHANGES = 12  # of a step that one to four trainers share
 KEYS = np.array([2, 3])  # of two servers, each has one
 HITS = ("hits_a", "hits_b")
 LEAVES = (*HITS, "fit")
@@ -59,6 +62,8 @@ class Mode:
         period: its `merge`, or its `k_steps`.
         saves: the script saves a checkpoint of the job.
         restores: it also restores that later, once.
+        leases: trainers lease their samples, of which each step takes one.
+        changes: the job goes on without lost trainers, and others may leave and join.
     """
 
     staleness: int | None = None
@@ -69,6 +74,8 @@ class Mode:
     period: int = 1
     saves: bool = False
     restores: bool = False
+    leases: bool = False
+    changes: bool = False
 
     @property
     def communication(self) -> Relaxed | Literal["sync"]:
@@ -85,6 +92,7 @@ class Mode:
             mode += f" every {self.period}" * (self.period > 1) + f", staleness {self.staleness}"
         more = f"{', a table' * self.has_table}{', waits for trainers' * self.waits}"
         more += f"{', saves' * self.saves}{', restores' * self.restores}"
+        more += ", leases samples" * self.leases + ", changes its trainers" * self.changes
         return f"{mode}, {self.servers} servers{more}"
 
 
@@ -113,8 +121,11 @@ def strategy_of(mode: Mode) -> DistributedStrategy:
         more = {"staleness": mode.staleness, "merge": mode.period, "k_steps": mode.period}
     if mode.waits:
         more |= {"on_trainer_lost": "wait", "trainer_return_s": TRAINER_RETURN_S}
+    if mode.changes:
+        more |= {"on_trainer_lost": "continue"}
     return DistributedStrategy(
         mode="pserver",
+        batch="local" if mode.leases else "global",
         communication=mode.communication,
         min_block_size=PLACES,
         delay_compensation=0.5,  # 1 would hide a push that is applied twice
@@ -142,12 +153,30 @@ def batches(mode: Mode) -> tuple[dict[str, np.ndarray], ...]:
     draw = np.random.default_rng(5)
     hot = np.eye(PLACES, dtype=np.float32).reshape(STEPS, TRAINERS, PLACES)
     found = []
+    copies = _ROWS_OF_CHANGES // TRAINERS if mode.changes else 1
     for step in range(STEPS):
         batch = {"hot": hot[step], "x": draw.normal(size=(TRAINERS, 2)).astype(np.float32)}
+        batch = {name: np.tile(rows, (copies, 1)) for name, rows in batch.items()}
         if mode.has_table:
             batch["keys"] = np.tile(KEYS, (TRAINERS, 1))
         found.append(batch)
     return tuple(found)
+
+
+@functools.cache
+def _samples(mode: Mode) -> dict[str, np.ndarray]:
+    """Returns the source of a job whose trainers lease samples."""
+    draw = np.random.default_rng(5)
+    hot = np.eye(PLACES, dtype=np.float32)
+    source = {"hot": hot, "x": draw.normal(size=(PLACES, 2)).astype(np.float32)}
+    if mode.has_table:
+        source["keys"] = np.tile(KEYS, (PLACES, 1))
+    return source
+
+
+def _loader(mode: Mode, trainer: int) -> Loader:
+    part = trainer, TRAINERS
+    return Loader(_samples(mode), TRAINERS, seed=5, batch="local", part=part, prefetch=1)
 
 
 @functools.cache
@@ -168,7 +197,8 @@ def _captured(mode: Mode) -> Captured:
         updates, opt = tx.update(grads, opt, params)
         return (optax.apply_updates(params, updates), opt), {n: params[n] for n in LEAVES}
 
-    return capture(train_step, example=(first_state(mode), batches(mode)[0]))
+    batch = _loader(mode, 0)[0] if mode.leases else batches(mode)[0]
+    return capture(train_step, example=(first_state(mode), batch))
 
 
 def endpoints_of(mode: Mode) -> tuple[str, ...]:
@@ -177,7 +207,10 @@ def endpoints_of(mode: Mode) -> tuple[str, ...]:
 
 
 @functools.cache
-def _programs(mode: Mode, trainer: int) -> Callable[[Program], JobPrograms]:
+def programs_of(
+    mode: Mode, trainer: int, trainers: int = TRAINERS
+) -> Callable[[Program], JobPrograms]:
+    """Returns what makes the programs of a trainer."""
     made: dict[int, tuple[Program, JobPrograms]] = {}
 
     def make(program: Program) -> JobPrograms:
@@ -186,9 +219,9 @@ def _programs(mode: Mode, trainer: int) -> Callable[[Program], JobPrograms]:
                 program,
                 strategy_of(mode),
                 trainer=trainer,
-                trainers=TRAINERS,
+                trainers=trainers,
                 endpoints=endpoints_of(mode),
-                like=_programs(mode, 0)(program) if trainer else None,
+                like=programs_of(mode, 0, trainers)(program) if trainer else None,
             )
             made[id(program)] = program, job  # which keeps the program, and so its id
         return made[id(program)][1]
@@ -206,15 +239,21 @@ def cache() -> ExecutableCache:
     return _CACHE
 
 
-def new_step(mode: Mode, trainer: int, connect: Callable[[JobPrograms], Client]) -> TrainerStep:
+def new_step(
+    mode: Mode,
+    trainer: int,
+    connect: Callable[[JobPrograms], Client],
+    scaling: Scaling | None = None,
+) -> TrainerStep:
     """Returns a step of a trainer; all jobs share its programs and executables."""
     return TrainerStep(
         _captured(mode),
         strategy_of(mode),
-        _programs(mode, trainer),
+        programs_of(mode, trainer),
         connect,
         example=_example(mode),
         cache=_CACHE,
+        scaling=scaling,
     )
 
 
@@ -226,6 +265,8 @@ def train(
     *,
     pause: Callable[[int], None],
     folder: Path,
+    scaling: Scaling | None = None,
+    leaves_after: int | None = None,
 ) -> None:
     """Runs the script of a trainer.
 
@@ -236,15 +277,21 @@ def train(
         record: of what it sees.
         pause: takes the time of each step's computation.
         folder: for the checkpoint of a script that saves.
+        scaling: of a job whose trainers change.
+        leaves_after: the step after which this trainer leaves such a job.
     """
-    with new_step(mode, trainer, connect) as step:
+    with new_step(mode, min(trainer, TRAINERS - 1), connect, scaling) as step:
         state, number = step.resume(first_state(mode))
+        if mode.leases:
+            state, number = _train_on_leases(step, state, _loader(mode, trainer), pause), STEPS
         saved, restored = number >= SAVED_AT, False
         while number < STEPS:
             state, used = step(state, batches(mode)[number])
             number += 1
             record.seen.append((number, {name: np.array(used[name]) for name in LEAVES}))
             pause(number)
+            if number == leaves_after:
+                step.leave()
             if mode.saves and number == SAVED_AT and not restored:
                 saved = _saves(step, state, folder)
             if mode.restores and number == RESTORED_AT and saved and not restored:
@@ -254,6 +301,15 @@ def train(
         if mode.has_table:
             record.rows = np.array(step.look_up("rows", KEYS))
         record.lags = dict(step.stats()["trainer"].get("staleness", {}))
+
+
+def _train_on_leases(
+    step: TrainerStep, state: Any, loader: Loader, pause: Callable[[int], None]
+) -> Any:
+    for number, batch in enumerate(step.batches(loader), 1):
+        state, _ = step(state, batch)
+        pause(number)
+    return state
 
 
 def _saves(step: TrainerStep, state: Any, folder: Path) -> bool:
