@@ -14,6 +14,7 @@ import pytest
 from jaxfleet.checkpoint.saving import cannot_write
 from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
+from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import kill
 from tests.faults.memory_training import TrainingJob
@@ -77,6 +78,27 @@ def test_a_killed_server_is_brought_level_and_applies_each_push_once(tmp_path: P
     job.run({(0, step): partial(job.kill_server, server, away_s=1.0) for server, step in kills})
     assert job.starts == [3, 2]
     assert lowest(job.results()) == {-2.0 * ASYNC_STEPS}
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_killed_server_is_not_waited_for_while_gradients_wait_to_be_merged(
+    server: int, tmp_path: Path
+) -> None:
+    # While a pull is under way, gradients are merged, and rows of a table are sent without them.
+    lost: set[str] = set()
+
+    def loses_pulls(endpoint: str, message: Message) -> int:
+        if (message.sender, message.kind, message.step) != ("trainer 0", Kind.PULL, 5):
+            return 1
+        is_first = endpoint not in lost
+        lost.add(endpoint)
+        return 0 if is_first else 1
+
+    words = ["--kind=count_rows", "--communication=async", "--merge=4", "--staleness=8"]
+    words += [f"--steps={STEPS}", "--pause=0.1", "--step-timeout=30"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words, faults=loses_pulls)
+    job.run({(0, 7): partial(job.kill_server, server, away_s=1.0)})
+    assert lowest(job.results()) == {-2.0 * STEPS}
 
 
 def test_a_full_disk_holds_up_no_trainer_whose_gradients_wait_to_be_merged(

@@ -300,10 +300,11 @@ class Recovery:
                 known.repeated.add(message.number)
                 outbox.send(server, message)
         under_way: deque[PendingRequest] = deque()
+        whole = min(outbox.step - 1, known.sent_whole())  # of later ones only rows may be sent yet
         for step, pushes in known.replay.after(known.step):
             for message in pushes:
                 outbox.send(server, message)
-            if step < outbox.step:
+            if step <= whole:
                 under_way.append(outbox.request(server, Kind.PULL, step=step, body={"names": []}))
             if len(under_way) > _REPLAY_WINDOW:
                 self.wait([under_way.popleft()])
