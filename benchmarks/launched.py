@@ -60,7 +60,7 @@ class LaunchedJob:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with (self._output or Path(os.devnull)).open("a") as output:
+        with (self._output or Path(os.devnull)).open("a", buffering=1) as output:
             for line in self.process.stdout:
                 now = time.monotonic()
                 if found := _STEP.match(line):
