@@ -64,7 +64,12 @@ class LeasedBatches(Iterator[Any]):
         if self._leases is None:
             order = {**self._loader.order, "done": self._done}
             rows, epochs = self._loader.own_rows, self._loader.epochs
-            self._leases = DataLeases(self._connect(), order, rows, epochs)
+            client = self._connect()
+            self._leases = DataLeases(client, order, rows, epochs)
+            if client.former is not None and client.may_repeat():
+                # Servers drop gradients of steps that they have of a former process, and these
+                # will be of other samples.
+                self._advance(client.former.seen)
         if self._leases.is_void:
             self._cancel()
             self._leases.restart()

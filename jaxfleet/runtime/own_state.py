@@ -17,16 +17,30 @@ from jaxfleet.transport.messages import Kind, Tensor
 class OwnStateKeeper:
     """Sends the leaves that trainers hold and change themselves, from trainer 0 to server 0.
 
+    In the relaxed modes each trainer has leaves of its own. One that returns receives those of
+    trainer 0, as one that restores a checkpoint.
+
     Args:
         served: the locations of leaves.
         waits: the job waits for lost trainers; otherwise nothing is sent.
+        is_sync: trainers wait for each other at every step.
     """
 
-    def __init__(self, served: RemoteState, *, waits: bool) -> None:
-        self._served, self._waits = served, waits
+    def __init__(self, served: RemoteState, *, waits: bool, is_sync: bool = True) -> None:
+        self._served, self._waits, self._is_sync = served, waits, is_sync
         self._mine = {variable.name: variable for variable in served.mine}
         self._sent: dict[str, Any] = {}
         self._request: PendingRequest | None = None
+
+    def begin_step(self, client: Client) -> None:
+        """Waits until server 0 has what was sent, if the next step's messages imply that."""
+        if self._is_sync:
+            self.settle(client)
+
+    def end_step(self, client: Client, leaves: Sequence[Any]) -> None:
+        """Sends the leaves that have changed, if this step's gradients were sent, too."""
+        if self._is_sync or client.has_pushed(client.step):
+            self.keep(client, leaves)
 
     def keep(self, client: Client, leaves: Sequence[Any]) -> None:
         """Sends the leaves that have changed since the last time, without waiting."""
@@ -50,13 +64,15 @@ class OwnStateKeeper:
     def recall(self, client: Client) -> dict[str, Any]:
         """Returns the leaves as they were after the client's step, by name, on the device.
 
+        In the relaxed modes, those that trainer 0 has sent last if its steps are others.
+
         Raises:
             PeerLostError: server 0 has lost some of them.
         """
         if not self._mine:
             return {}
         client.doing(f"receiving the state after step {client.step}")
-        asked = client.request(0, Kind.RECALL)
+        asked = client.request(0, Kind.RECALL, body={} if self._is_sync else {"newest": True})
         client.wait([asked])
         assert asked.answer is not None
         arrays = {tensor.name: np.array(tensor.array) for tensor in asked.answer.tensors}
@@ -67,4 +83,6 @@ class OwnStateKeeper:
         found = {n: to_device(arrays[n], of.dtype)[0] for n, of in self._mine.items()}
         if client.me.trainer == 0:
             self._sent = dict(found)
+            if not self._is_sync:
+                client.own.note(client.step, [Tensor(name, arrays[name]) for name in found])
         return found

@@ -145,7 +145,9 @@ def shrink_table(client: Client, tables: RemoteTables, table: str, what: str) ->
         PeerLostError: a server, or another trainer, is gone or late.
     """
     tables.live(table)  # fails on all trainers alike if there is no such table
-    return _together(client, what, lambda: tables.shrink(table))
+    # A process that returns in trainer 0's place may do it again.
+    token = f"{what} after step {client.step}"
+    return _together(client, what, lambda: tables.shrink(table, token))
 
 
 def export_table(

@@ -74,10 +74,11 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         """Returns the state to go on from, and the number of steps that it includes.
 
         A process that takes a lost trainer's place (`on_trainer_lost="wait"`) receives the state
-        before the step that was being computed. In a job that begins, all trainers receive that of
-        its last periodic checkpoint (`jaxfleet launch --save-every`), if there is one. Any other
-        process has its own state back, which is of no step, or of a checkpoint that it has
-        restored.
+        before the step that was being computed; in the relaxed modes, the newest state, and the
+        number of steps after which servers may lack some of the former process's gradients. In a
+        job that begins, all trainers receive that of its last periodic checkpoint (`jaxfleet launch
+        --save-every`), if there is one. Any other process has its own state back, which is of no
+        step, or of a checkpoint that it has restored.
 
         Args:
             state: the initial one, as for the first step.
@@ -102,7 +103,7 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         if self._newest.leaves:
             return state, 0
         self._newest.check(leaves, tree)
-        if former is not None and former.done > 0:
+        if former is not None and former.has_begun:
             if self._saver is not None:
                 self._saver.resume(former.done)
             return self._resumed(former), former.done
@@ -120,6 +121,7 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         client.doing(f"returning to step {former.seen}")
         values = {**served.pull(client, served.params), **self._keeper.recall(client)}
         leaves = self._newest.leaves = served.leaves(values)
+        self._pace.restart(served.held(leaves), client.clock)
         self._compares = self._compares and former.done == former.base
         tree = self.captured.signature.state_tree
         state: State = jax.tree_util.tree_unflatten(tree, leaves)
@@ -189,7 +191,7 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
                 hint="begin with `state, done = step.resume(state)`, and go on with batches[done:]",
             )
         former = self.client.former
-        if former is not None and former.done > 0 and not self._newest.leaves:
+        if former is not None and former.has_begun and not self._newest.leaves:
             raise FeedError(
                 f"trainer {self.client.me.trainer} returns to a job at step {former.seen}, and "
                 f"{what}",

@@ -75,7 +75,7 @@ class TrainerSync:
     ) -> TrainerExecutor:
         if self.mode is None:
             return TrainerExecutor(program, client, self._cache, tables=tables)
-        return TrainerExecutor(
+        trainer = TrainerExecutor(
             self.program_of_steps(program),
             client,
             self._cache,
@@ -83,6 +83,9 @@ class TrainerSync:
             communicator=self._communicator,
             ahead=self.mode.ahead,
         )
+        if self._communicator is not None:
+            self._communicator.receive = trainer.receive
+        return trainer
 
     def program_of_steps(self, program: Program) -> Program:
         """Returns the part of a trainer's program that runs in every step."""
@@ -121,12 +124,16 @@ class TrainerSync:
             return self._communicator.take()
         return self._rounds.take() if self._rounds is not None else {}
 
-    def restart(self, values: Mapping[str, Any]) -> None:
-        """Restarts from values that servers have too, on all trainers."""
+    def restart(self, values: Mapping[str, Any], clock: int | None = None) -> None:
+        """Restarts from values that servers have too, on all trainers.
+
+        Only this trainer restarts if there is a `clock`: the values include what all trainers sent
+        of their steps up to this one.
+        """
         if self._communicator is not None:
-            self._communicator.restart()
+            self._communicator.restart(clock)
         if self._rounds is not None:
-            self._rounds.restart(values)
+            self._rounds.restart(values, clock)
         if self._tables is not None:
             self._tables.restart()
 

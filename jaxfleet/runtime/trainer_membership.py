@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.errors import FeedError, PeerLostError, ProgramError
+from jaxfleet.errors import FeedError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.lower.host_transfer import to_device
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.client import Client
@@ -30,6 +30,10 @@ from jaxfleet.transport.messages import Kind, Tensor
 
 _Result = TypeVar("_Result")
 _NEW = -1  # the step that a process reports which joins
+_START_AGAIN = (
+    "`jaxfleet launch --max-restarts N --save-every 5m` starts such a job again, from its last "
+    "checkpoint, which step.resume returns"
+)
 
 
 class Departure(SystemExit):
@@ -75,6 +79,17 @@ def why_fixed(captured: Captured, strategy: DistributedStrategy) -> str:
     if "compress_sends" in strategy.passes:
         return "trainers keep what compressed gradients leave out"
     return ""
+
+
+def check_trainer_lost(captured: Captured, strategy: DistributedStrategy) -> None:
+    """Rejects a reaction to lost trainers that a job cannot have.
+
+    Raises:
+        StrategyError: its trainers can neither change nor return.
+    """
+    how = strategy.on_trainer_lost
+    if how == "continue" and (why := why_fixed(captured, strategy)):
+        raise StrategyError(f"on_trainer_lost='continue': {why}", hint=_START_AGAIN)
 
 
 def _check_level(client: Client) -> None:
@@ -145,7 +160,8 @@ class ChangingTrainer(ABC):
             fixed = "all its processes run in one"
         goes_on = self.strategy.on_trainer_lost == "continue"
         leaves = goes_on and not fixed and self._leaving.listen()
-        client.me = replace(client.me, fixed=fixed, goes_on=goes_on, leaves=leaves)
+        is_sync = self.strategy.communication == "sync"
+        client.me = replace(client.me, fixed=fixed, goes_on=goes_on, leaves=leaves, is_sync=is_sync)
         return client
 
     def _through_changes(self, operation: Callable[[], _Result]) -> _Result:

@@ -41,20 +41,12 @@ from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_checkpoints import TrainerCheckpoints
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
-from jaxfleet.runtime.trainer_membership import Scaling, why_fixed
+from jaxfleet.runtime.trainer_membership import Scaling, check_trainer_lost
 from jaxfleet.runtime.trainer_timing import counters_of_servers
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 
-_NO_RETURN = (
-    "trainers do not come back to jobs with tables; `jaxfleet launch --max-restarts N --save-every "
-    "5m` starts the job again, from its last checkpoint, which step.resume returns"
-)
-_NO_CHANGE = (
-    "`jaxfleet launch --max-restarts N --save-every 5m` starts such a job again, from its last "
-    "checkpoint, which step.resume returns"
-)
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
@@ -87,11 +79,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         if self._job.dumps.folder is not None:
             add_to_dump(self._job.dumps.folder, self._history())
         specs = specs_of(captured.program)
-        if strategy.on_trainer_lost == "continue" and (why := why_fixed(captured, strategy)):
-            raise StrategyError(f"on_trainer_lost='continue': {why}", hint=_NO_CHANGE)
-        if specs and strategy.returns_s is not None:
-            what = f"on_trainer_lost='wait' with a step that looks up '{specs[0].name}'"
-            raise StrategyError(what, hint=_NO_RETURN)
+        check_trainer_lost(captured, strategy)
         self._lines = TrainerConnection(lambda: self._enter(connect), self._pace, specs)
         self._newest = NewestState(captured)
         self._scalars = ScalarMetrics(is_shared=True)  # heartbeats report them
@@ -120,7 +108,8 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             programs=programs, pace=self._pace,
         )  # fmt: skip
         self._served = RemoteState(captured, self._job)
-        self._keeper = OwnStateKeeper(self._served, waits=strategy.returns_s is not None)
+        waits, is_sync = strategy.returns_s is not None, self._pace.is_sync
+        self._keeper = OwnStateKeeper(self._served, waits=waits, is_sync=is_sync)
 
     def _take_programs(self, programs: Programs, trainers: int) -> None:
         self._take(programs, example_of(self.captured, self.strategy, trainers))
@@ -192,7 +181,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         if self._compares:
             self._compares = False
             compare_batches(client, data)
-        self._keeper.settle(client)
+        self._keeper.begin_step(client)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
         client.leases.train()
@@ -201,7 +190,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
             new.update(self._pace.end(new, rows // variant.sharers))
         self._has_run, self._sent = True, None
         self._newest.leaves = self._served.leaves(new)
-        self._keeper.keep(client, self._newest.leaves)
+        self._keeper.end_step(client, self._newest.leaves)
         metrics: Metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         self._scalars.note(fetched, variant.captured.metrics, at_least=client.step)
         finite = variant.trainer.finite

@@ -124,6 +124,8 @@ class LeasingJob(MemoryJob):
             step.save_periodically(self.saves)
         state = start(self.samples)
         with step:
+            if self.trainer_return_s is not None:
+                state, _ = step.resume(state)
             if self.restored is not None:
                 state = step.restore(self.restored)
             for batch in step.batches(loader):

@@ -42,6 +42,8 @@ class TrainingJob(MemoryJob):
     Attributes:
         resumes: the script begins with `step.resume`.
         between: what the script does with a state between two steps.
+        on_resume: called with what `step.resume` returns, and its trainer.
+        steps: of each trainer, the newest.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class TrainingJob(MemoryJob):
         self.trainer_return_s = self.strategy.returns_s
         self.resumes = True
         self.between: Callable[[TrainerStep, Any, int], Any] = lambda _step, state, _number: state
+        self.steps: dict[int, TrainerStep] = {}
+        self.on_resume: Callable[[int, Any, int], None] = lambda *_: None
 
     def train(self, trainer: int) -> End:
         args = self.args
@@ -71,9 +75,11 @@ class TrainingJob(MemoryJob):
             example=example_of(captured(args.kind), self.strategy, self.trainers),
             cache=CACHE,
         )
+        self.steps[trainer] = step
         state: Any = training.start(args.kind)
         with step:
             state, done = step.resume(state) if self.resumes else (state, 0)
+            self.on_resume(trainer, state, done)
             if self.restored is not None and not done:
                 state = step.restore(self.restored)
             before = 0 if self.restored is None else open_checkpoint(self.restored).step

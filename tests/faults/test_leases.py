@@ -16,7 +16,7 @@ from jaxfleet.errors import FeedError, PeerLostError, ProgramError, StrategyErro
 from jaxfleet.transport.memory_network import Faults
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import LOST_S
-from tests.faults.memory_jobs import kill
+from tests.faults.memory_jobs import NEVER_S, kill
 from tests.faults.memory_leases import SAMPLES, LeasingJob
 from tests.tiers import by_default
 
@@ -105,15 +105,15 @@ def test_server_0_killed_at_any_message_forgets_no_lease(number: int, tmp_path: 
     assert job.data["epochs"] == once(0)
 
 
-def dying(number: int, job: LeasingJob) -> None:
-    """Kills trainer 1 before its nth message, or its bye."""
+def dying(number: int, job: LeasingJob, *, away_s: float = NEVER_S) -> None:
+    """Kills trainer 1 before its nth message, unless that is its bye."""
     sent = 0
 
     def look(trainer: int, _: int, message: Message) -> None:
         nonlocal sent
         sent += trainer == 1
         if trainer == 1 and sent == number and message.kind is not Kind.BYE:
-            kill()
+            kill(away_s)
 
     job.on_send = look
 

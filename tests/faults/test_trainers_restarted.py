@@ -1,6 +1,7 @@
 """A trainer process that is killed and started again: the result is that of an undisturbed job.
 
-`test_trainers_return.py` has all other moments and combinations on a network in memory.
+`test_trainers_return.py` and `test_relaxed_trainers_return.py` have all other moments and
+combinations on a network in memory.
 """
 
 from pathlib import Path
@@ -10,18 +11,20 @@ import pytest
 
 from tests.faults.cluster import Jobs, check_same
 from tests.faults.conftest import Undisturbed
+from tests.faults.test_asynchronous_modes import lowest
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
 STEPS = 12
-WORDS = (f"--steps={STEPS}", "--kind=norm", "--pause=0.1", "--on-lost=wait", "--return-s=120")
+WORDS = (f"--steps={STEPS}", "--pause=0.1", "--on-lost=wait", "--return-s=120")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize(("killed", "kind"), [(0, "norm"), (1, "table")])
 def test_a_killed_trainer_that_is_started_again_changes_nothing(
-    killed: int, tmp_path: Path, undisturbed: Undisturbed
+    killed: int, kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with Jobs(tmp_path, step_s=60.0, options=[*WORDS, "--step-timeout=60"]) as jobs:
+    words = [*WORDS, f"--kind={kind}", "--step-timeout=60"]
+    with Jobs(tmp_path, step_s=60.0, options=words) as jobs:
         server, trainers = jobs.server(), jobs.all_trainers()
         trainers[killed].reaches("step 4.")
         trainers[killed].kill()
@@ -30,7 +33,21 @@ def test_a_killed_trainer_that_is_started_again_changes_nothing(
         assert "step 3." not in again.text()
         assert f"step {STEPS}." in again.text()
         assert f"trainer {killed} has returned" in server.text()
-        check_same(jobs.results(), undisturbed("norm", STEPS))
+        check_same(jobs.results(), undisturbed(kind, STEPS))
+
+
+def test_a_killed_trainer_of_a_relaxed_mode_counts_once(tmp_path: Path) -> None:
+    words = (f"--steps={STEPS}", "--kind=count_rows", "--communication=async", "--staleness=4",
+             "--merge=3", "--pause=0.1", "--on-lost=wait", "--return-s=120")  # fmt: skip
+    with Jobs(tmp_path, step_s=60.0, options=[*words, "--step-timeout=60"]) as jobs:
+        server, trainers = jobs.server(), jobs.all_trainers()
+        trainers[1].reaches("step 4.")
+        trainers[1].kill()
+        again = jobs.trainer(1, restart=1)
+        assert [one.ends() for one in (again, trainers[0], server)] == [0, 0, 0]
+        assert f"step {STEPS}." in again.text()
+        assert "trainer 1 has returned" in server.text()
+        assert lowest(jobs.results()) == {-2.0 * STEPS}
 
 
 def test_a_job_goes_on_without_a_killed_trainer_and_with_one_that_joins(

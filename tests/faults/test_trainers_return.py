@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.errors import FeedError, PeerLostError, StrategyError
+from jaxfleet.errors import FeedError, PeerLostError
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message
@@ -17,12 +18,12 @@ from tests.faults.cluster import LOST_S, check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import End, KilledError, kill
 from tests.faults.memory_training import TrainingJob
-from tests.tiers import by_default
+from tests.tiers import by_default, grid
 
 STEPS = 6
 AWAY_S = 5.0  # longer than a trainer may be silent
 WORDS = (f"--steps={STEPS}", "--pause=0.15", "--step-timeout=30", "--on-lost=wait")
-KINDS = ("plain", "clip", "clip_after", "clip_twice", "norm", "keys")
+KINDS = ("plain", "clip", "clip_after", "clip_twice", "norm", "keys", "table")
 
 
 def waiting(kind: str, *options: str, **more: Any) -> TrainingJob:
@@ -82,6 +83,97 @@ def test_a_trainer_killed_at_any_message_changes_nothing(
     job.run()
     assert job.lives[trainer] == 2
     check_same(job.results(), undisturbed(kind, STEPS))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("number", range(3, 48, 6))
+@pytest.mark.parametrize("trainer", [0, 1])
+def test_a_trainer_of_a_job_with_a_table_killed_at_any_message_changes_nothing(
+    trainer: int, number: int, undisturbed: Undisturbed
+) -> None:
+    job = waiting("table")
+    kill_before(job, trainer, number, away_s=AWAY_S)
+    job.run()
+    assert job.lives[trainer] == 2
+    check_same(job.results(), undisturbed("table", STEPS))
+
+
+@pytest.mark.parametrize("trainer", [grid(0), 1])
+def test_rows_of_the_step_before_that_a_server_lacks_are_taken_again(
+    trainer: int, undisturbed: Undisturbed
+) -> None:
+    # A push of rows has no answer, and the trainer is a step further on the other server.
+    job, resumed = waiting("table"), list[int]()
+
+    def lose(endpoint: str, message: Message) -> int:
+        is_lost = message.kind is Kind.PUSH_ROWS and message.step == 3
+        is_lost &= message.sender == f"trainer {trainer}" and endpoint == job.endpoints[1]
+        return 0 if is_lost and job.lives[trainer] == 1 else 1
+
+    job.network = MemoryNetwork(faults=lose)
+    job.on_resume = lambda number, _state, done: resumed.append(done) if number == trainer else None
+    kill_at(job, trainer, lambda to, m: to == 1 and m.step == 4, away_s=AWAY_S)
+    job.run()
+    assert resumed == [0, 2]
+    check_same(job.results(), undisturbed("table", STEPS))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("trainer", [0, 1])
+@pytest.mark.parametrize("number", range(1, 12, 3))
+def test_a_trainer_killed_in_operations_on_a_table_changes_nothing(
+    trainer: int, number: int, undisturbed: Undisturbed
+) -> None:
+    job, sent, is_between = waiting("table"), 0, [False, False]
+    rows: list[dict[int, np.ndarray]] = [{}, {}]
+    tokens: set[str] = set()
+    keys = np.arange(-9, 9) << 40
+
+    def between(step: TrainerStep, state: Any, done: int) -> Any:
+        me = step.client.me.trainer
+        is_between[me] = done == 3
+        if done == 3:
+            step.shrink("users")
+        rows[me][done] = step.look_up("users", keys)
+        is_between[me] = False
+        return state
+
+    def counts(_server: int, message: Message) -> bool:
+        nonlocal sent
+        sent += is_between[trainer]
+        if message.kind is Kind.SHRINK:
+            tokens.add(str(message.body["token"]))
+        return is_between[trainer] and sent == number
+
+    kill_at(job, trainer, counts, away_s=AWAY_S)
+    job.between = between
+    job.run()
+    assert job.lives[trainer] == 2 or sent < number
+    check_same(job.results(), undisturbed("table", STEPS))
+    assert len(tokens) <= 1  # servers know the operation when it is done again
+    for done in range(1, STEPS + 1):
+        np.testing.assert_array_equal(rows[0][done], rows[1][done])
+
+
+def test_a_returned_trainer_looks_up_the_rows_of_the_step_that_it_resumes() -> None:
+    job, keys = waiting("table"), np.arange(-9, 9) << 40
+    found: dict[int, np.ndarray] = {}
+
+    def between(step: TrainerStep, state: Any, done: int) -> Any:
+        if step.client.me.trainer == 0:
+            found[done] = step.look_up("users", keys)
+        return state
+
+    def note(number: int, _state: Any, done: int) -> None:
+        if number == 1 and done:
+            looked = job.steps[1].look_up("users", keys)
+            np.testing.assert_array_equal(looked, found[done])
+            found[-1] = looked
+
+    job.between, job.on_resume = between, note
+    job.run({(1, 3): lambda: kill(AWAY_S) if job.lives[1] == 1 else None})
+    job.results()
+    assert -1 in found
 
 
 @pytest.mark.few(2)
@@ -340,8 +432,3 @@ def test_a_job_restored_from_a_checkpoint_goes_on_from_there(tmp_path: Path) -> 
 
     check_same(run(1), run()[0])
     check_same(run(3), run()[0])
-
-
-def test_waiting_for_trainers_in_a_relaxed_mode_is_refused() -> None:
-    with pytest.raises(StrategyError, match="'wait' with communication 'async'"):
-        jf.DistributedStrategy(mode="pserver", on_trainer_lost="wait", communication="async")

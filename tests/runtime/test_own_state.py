@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.ir import Variable
+from jaxfleet.ps.client.request_sender import KeptLeaves
 from jaxfleet.runtime.own_state import OwnStateKeeper
 from jaxfleet.transport.messages import Kind, Tensor
 
@@ -22,9 +23,15 @@ class Client:
     def __init__(self, trainer: int) -> None:
         self.me = SimpleNamespace(trainer=trainer)
         self.kept: list[list[str]] = []
+        self.own = KeptLeaves()
+        self.pushed = -1
 
-    def request(self, _server: int, kind: Kind) -> Any:
+    def has_pushed(self, step: int) -> bool:
+        return self.pushed >= step
+
+    def request(self, _server: int, kind: Kind, body: dict[str, Any]) -> Any:
         assert kind is Kind.RECALL
+        assert body in ({}, {"newest": True})
         return SimpleNamespace(answer=SimpleNamespace(tensors=(Tensor("m", np.ones(2, "f4")),)))
 
     def keep(self, tensors: list[Tensor]) -> None:
@@ -35,9 +42,27 @@ class Client:
     def doing(self, _: str) -> None: ...
 
 
-def keeper() -> OwnStateKeeper:
+def keeper(*, is_sync: bool = True) -> OwnStateKeeper:
     served: Any = SimpleNamespace(mine=(MOMENTUM,), held=lambda leaves: {"m": leaves[0]})
-    return OwnStateKeeper(served, waits=True)
+    return OwnStateKeeper(served, waits=True, is_sync=is_sync)
+
+
+def test_where_trainers_do_not_wait_the_state_goes_with_gradients() -> None:
+    client, own = Client(0), keeper(is_sync=False)
+    own.end_step(cast("Any", client), [np.zeros(2)])
+    client.pushed = 3
+    own.end_step(cast("Any", client), [np.zeros(2)])
+    assert client.kept == [["m"]]
+
+
+@pytest.mark.parametrize(("is_sync", "step"), [(True, -1), (False, 3)])
+def test_what_trainer_0_has_received_is_sent_to_a_server_that_lacks_it(
+    is_sync: bool, step: int
+) -> None:
+    client = Client(0)
+    keeper(is_sync=is_sync).recall(cast("Any", client))
+    assert client.own.step == step
+    assert list(client.own.leaves) == ([] if is_sync else ["m"])
 
 
 def test_trainer_0_does_not_send_back_what_it_has_received() -> None:

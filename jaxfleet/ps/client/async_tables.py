@@ -149,7 +149,7 @@ class GeoTables(TableAccess):
             window.rows.update(keys, grads)
             window.scores.add(keys, shows, clicks)
         window.steps += 1
-        if window.steps >= self._k_steps:
+        if window.steps >= self._k_steps or self._remote.repeats_a_message():
             self._send(table)
 
     def flush(self) -> None:

@@ -81,6 +81,7 @@ class Client(RequestSender):
         """Discards pushes after a step, to whose state the servers return."""
         self.rewinds += 1
         self.leases.clear()
+        self.own.clear()
         for known in self.servers:
             known.rewind(step)
 
@@ -145,7 +146,7 @@ class Client(RequestSender):
         """
         if self.timeouts.trainer_return_s is None:
             return None
-        former, lacking = find_former(self.servers, life=self.me.life)
+        former, lacking = find_former(self.servers, self.me)
         if lacking:
             error = lost_pushes_error(self.me, lacking[0], self.servers[lacking[0]].step)
             self.wait([self.request(at, Kind.ERROR, body={"what": error.what}) for at in lacking])

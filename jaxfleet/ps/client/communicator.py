@@ -105,11 +105,13 @@ class Communicator:
     """Queue of gradients to send and of values requested.
 
     `send_rows` sends the queued table gradients of n steps, together with dense gradients.
+    `receive` returns the servers' values, for a trainer that has sent nothing yet.
     """
 
     client: Client
     mode: CommunicationMode
     send_rows: Callable[[int], None] | None = None
+    receive: Callable[[], dict[str, Any]] | None = None
     staleness: StalenessStats = field(init=False)
     _queue: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by server and name
     _encode: dict[str, Encode] = field(default_factory=dict)  # by name
@@ -122,10 +124,14 @@ class Communicator:
     def __post_init__(self) -> None:
         self.staleness = StalenessStats(self.mode.staleness)
 
-    def restart(self) -> None:
-        """Restarts with the values that the servers have at the current step."""
+    def restart(self, clock: int | None = None) -> None:
+        """Restarts with values that the servers have at the current step.
+
+        They include all trainers' pushes up to step `clock`, by default the current one.
+        """
         self._queue.clear()
-        self._queued, self._asked, self._clock = 0, None, self.client.step
+        self._queued, self._asked = 0, None
+        self._clock = self.client.step if clock is None else clock
         self._newest.clear()
         self.client.restart_clock()
 
@@ -135,10 +141,8 @@ class Communicator:
         if self.client.step - self._clock > self.mode.staleness:
             self.client.doing(f"waiting after step {self.client.step}")
             self.flush()
-        if self.client.step - self._clock > self.mode.staleness and self._ask is not None:
-            self._asked = self._ask()  # steps without gradients received no values
-            self._asked.ask()
-            self._wait()
+        if self.client.step - self._clock > self.mode.staleness:
+            self._refresh()  # steps without gradients received no values
         self.staleness.note(self.client.step - self._clock)
         return self.take()
 
@@ -160,7 +164,7 @@ class Communicator:
         self._ask = ask
         self._queued += 1
         self._take_what_came()
-        is_full = self._queued >= self.mode.merge
+        is_full = self._queued >= self.mode.merge or self._repeats_a_message()
         if is_full or (self._asked is None and not self.mode.averages):
             self._wait()  # one request is in flight at a time
             self._send()
@@ -175,6 +179,26 @@ class Communicator:
 
     def stats(self) -> dict[str, Plain]:
         return self.staleness.plain()
+
+    def _refresh(self) -> None:
+        if self._ask is not None:
+            self._asked = self._ask()
+            self._asked.ask()
+            self._wait()
+        elif self.receive is not None:
+            self._newest.update(self.receive())
+            self._clock = self.client.clock
+
+    def _repeats_a_message(self) -> bool:
+        """Whether a message of a former process may have ended with this step.
+
+        Servers drop it as a whole, so it may contain nothing that they lack. Means of several steps
+        end where the former ones did, sums anywhere.
+        """
+        client = self.client
+        if self.mode.averages:
+            return client.former is not None and client.former.ended_at(client.step)
+        return client.may_repeat()
 
     def _send(self) -> None:
         if not self._queued or self._ask is None:

@@ -67,6 +67,11 @@ class RemoteTables(TableAccess, RowReader):
     def trainers(self) -> int:
         return self._client.me.trainers
 
+    def repeats_a_message(self) -> bool:
+        """Whether a message of a former process, with several steps, ended with this step."""
+        former = self._client.former
+        return former is not None and former.ended_at(self._client.step)
+
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of several tables as of the previous step, requested together.
 
@@ -124,13 +129,14 @@ class RemoteTables(TableAccess, RowReader):
         body: dict[str, Plain] = {"table": table, "deltas": True}
         self._send(body, table, keys, {"grads": deltas} | _given(shows, clicks))
 
-    def shrink(self, table: str) -> int:
+    def shrink(self, table: str, token: str | None = None) -> int:
         """Removes the rows that a table's evictions select, on all servers; returns their number.
 
-        One trainer requests it while the others wait; in `step.shrink` it is the first.
+        A `token` identifies the operation: it is not executed a second time. One trainer requests
+        it while the others wait; in `step.shrink` it is the first.
         """
         self._spec(table)
-        return shrink(self._client, table)
+        return shrink(self._client, table, token=token)
 
     def live(self, table: str) -> LiveTable:
         """Returns the current table for export; servers return some rows at a time.
@@ -171,8 +177,10 @@ class RemoteTables(TableAccess, RowReader):
         return self._client.rewinds, self._client.step
 
     def _ask(self, body: Mapping[str, Plain], shares: KeyPartition) -> list[PendingRequest]:
-        step = self._client.step
-        if self._pushed.get(str(body["table"])) == self._now:
+        client, step = self._client, self._client.step
+        if client.may_repeat() and client.me.is_sync:
+            body = {**body, "again": True}
+        if self._pushed.get(str(body["table"])) == self._now or self._is_after_former:
             step += 1  # after its own push, a look-up sees this step
         return [
             self._client.request(
@@ -184,6 +192,14 @@ class RemoteTables(TableAccess, RowReader):
             )
             for server, part in enumerate(shares.parts)
         ]
+
+    @property
+    def _is_after_former(self) -> bool:
+        """Whether a former process made this step, and pushed to all tables."""
+        client = self._client
+        if client.former is None or client.rewinds:
+            return False
+        return client.former.has_not_begun_after(client.step)
 
     def _joined(
         self, table: str, shares: KeyPartition, requests: Iterable[PendingRequest]
@@ -237,7 +253,7 @@ def _given(shows: np.ndarray | None, clicks: np.ndarray | None) -> dict[str, np.
     return {name: np.asarray(x, np.float32) for name, x in given.items() if x is not None}
 
 
-def shrink(client: Client, table: str, *, step: int | None = None) -> int:
+def shrink(client: Client, table: str, *, step: int | None = None, token: str | None = None) -> int:
     """Removes the rows that a table's evictions select, on all servers; returns their number.
 
     The request is repeated to a server that restarts, and executed once.
@@ -247,11 +263,12 @@ def shrink(client: Client, table: str, *, step: int | None = None) -> int:
         table: name of the table.
         step: executed once this trainer's gradients up to this step are applied; the current step
             by default.
+        token: identifies the operation, which servers do not repeat; a new one by default.
 
     Raises:
         PeerLostError: a server, or a trainer that it waits for, left or timed out.
     """
-    return _shrink(client, {"table": table}, step)
+    return _shrink(client, {"table": table}, step, token)
 
 
 def refill(client: Client, table: str, folder: str, *, step: int) -> int:
@@ -269,8 +286,10 @@ def refill(client: Client, table: str, folder: str, *, step: int) -> int:
     return _shrink(client, {"table": table, "refill": folder}, step)
 
 
-def _shrink(client: Client, what: Mapping[str, Plain], step: int | None) -> int:
-    asked = _ask_all(client, Kind.SHRINK, {**what, "token": secrets.token_hex(8)}, step)
+def _shrink(
+    client: Client, what: Mapping[str, Plain], step: int | None, token: str | None = None
+) -> int:
+    asked = _ask_all(client, Kind.SHRINK, {**what, "token": token or secrets.token_hex(8)}, step)
     return sum(_number(client, request, "rows") for request in asked)
 
 

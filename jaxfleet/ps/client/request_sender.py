@@ -69,13 +69,31 @@ class ReplayBudget:
                 )
 
 
+@dataclass
+class KeptLeaves:
+    """The newest version of each leaf of the trainers' own state, and the step of the newest."""
+
+    step: int = -1
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+
+    def note(self, step: int, tensors: Iterable[Tensor]) -> None:
+        self.step = step
+        self.leaves.update((tensor.name, tensor) for tensor in tensors)
+
+    def clear(self) -> None:
+        """Discards all: the job goes on from another state."""
+        self.step = -1
+        self.leaves.clear()
+
+
 @dataclass(eq=False, repr=False)
 class RequestSender:
     """Numbers and sends a trainer's messages.
 
     `rows` are those of the step's global batch, of which all trainers must report the same number.
     `leases` are samples leased from server 0, to which pushes acknowledge them.
-    `has_sent` means that pushes were sent since the last wait.
+    `has_sent` means that pushes were sent since the last wait. `own` is what trainer 0 has kept on
+    server 0 in the relaxed modes.
     """
 
     connections: Connections
@@ -88,6 +106,7 @@ class RequestSender:
     sent_bytes: int = 0
     has_sent: bool = False
     leases: LeaseLog = field(init=False)
+    own: KeptLeaves = field(default_factory=KeptLeaves)
 
     def __post_init__(self) -> None:
         self.leases = LeaseLog(until_saved=self.replay.limit_bytes > 0)
@@ -159,10 +178,20 @@ class RequestSender:
         """Sends leaves of the trainers' own state after this step, to server 0.
 
         A checkpoint of this step may be earlier, so they are replayed like pushes of the next one.
+        In the relaxed modes there may be no next push for long, so the newest version of each leaf
+        is replayed to any restarted server 0.
         """
         found = self.request(0, Kind.KEEP, tensors=tensors)
-        self.servers[0].replay.add(found.message, self.step + 1)
+        if self.me.is_sync:
+            self.servers[0].replay.add(found.message, self.step + 1)
+        else:
+            self.own.note(self.step, found.message.tensors)
         return found
+
+    def keep_again(self) -> None:
+        """Sends server 0, which was restarted, the newest version of each leaf."""
+        tensors = tuple(self.own.leaves.values())
+        self.send(0, self._message(0, Kind.KEEP, self.own.step, {}, tensors))
 
     def hello(self, server: int, *, is_first: bool = False) -> PendingRequest:
         """Sends a hello; the first one includes the text of the job's programs."""
@@ -299,6 +328,8 @@ class Recovery:
             if message.number not in own:
                 known.repeated.add(message.number)
                 outbox.send(server, message)
+        if server == 0 and outbox.own.leaves:
+            outbox.keep_again()
         under_way: deque[PendingRequest] = deque()
         whole = min(outbox.step - 1, known.sent_whole())  # of later ones only rows may be sent yet
         for step, pushes in known.replay.after(known.step):

@@ -177,6 +177,9 @@ class ServerSession:
         seen: the greatest step of former processes of this trainer; None if it knows of none.
         received: the last step of the pushes that it has of them; -1 if not reported.
         base: the step of the state that the job began with.
+        takes_pushes: this trainer sends it gradients of parameters or rows.
+        rows: the last step of which it has all rows that this trainer pushed, if trainers wait for
+            each other and there are tables.
         oldest: what was due last: the number of the oldest pending request, or the first step whose
             push it is not known to have applied.
         damaged: consecutive frames that it could not read.
@@ -207,6 +210,8 @@ class ServerSession:
     seen: int | None = None
     received: int = -1
     base: int = -1
+    takes_pushes: bool = True
+    rows: int | None = None
     oldest: tuple[int | None, int | None] = (None, None)
     damaged: int = 0
     check_at_s: float = 0.0
@@ -224,11 +229,14 @@ class ServerSession:
         self.step = self.applied = step if isinstance(step, int) else -1
         self.has_state = self.has_state or self.step >= 0
         self.damage = str(body.get("damage") or "")
-        seen, base, received = body.get("seen"), body.get("base"), body.get("pushed")
+        seen, base, rows = body.get("seen"), body.get("base"), body.get("rows")
+        received = body.get("pushed")
         self.seen = seen if isinstance(seen, int) else None
         self.received = received if isinstance(received, int) else -1
         self.base = base if isinstance(base, int) else -1
+        self.rows = rows if isinstance(rows, int) else None
         self.is_restored = body.get("restored") is True
+        self.takes_pushes = body.get("takes_pushes") is not False
 
     def has_answered(self, request: PendingRequest) -> None:
         del self.waiting[request.message.number]

@@ -290,13 +290,14 @@ class PeriodicExchange:
         """Whether the client's steps are exchanges: servers wait for all trainers at each."""
         return self.mode.communication == "fl"
 
-    def restart(self, values: Mapping[str, Any]) -> None:
-        """Restarts with values that the servers also have."""
+    def restart(self, values: Mapping[str, Any], clock: int | None = None) -> None:
+        """Restarts with values that the servers also have, as `Communicator.restart`."""
         self._old = {name: values[name.removesuffix(_OLD)] for name in self._olds}
+        self._values = {name: values[name] for name in self._params}
         self._steps = self._rows = 0
         self._newest.clear()
         self.client.restart_clock()
-        self._clock = self.client.step
+        self._clock = self.client.step if clock is None else clock
 
     def begin(self) -> dict[str, Any]:
         """Begins a step; returns the values received since the last."""
@@ -316,7 +317,8 @@ class PeriodicExchange:
         self._values = {name: values[name] for name in self._params}
         self._steps += 1
         self._rows += rows
-        if self._steps < self.mode.k_steps:
+        former, step = self.client.former, self.client.step
+        if self._steps < self.mode.k_steps and not (former and former.ended_at(step)):
             return {}
         self._meet()
         return self.take()

@@ -29,6 +29,7 @@ class TrainerIdentity:
         goes_on: the others go on without a lost trainer.
         fixed: why the members of the job cannot change; empty if they can.
         leaves: a SIGTERM lets this trainer leave the job.
+        is_sync: trainers wait for each other at every step.
     """
 
     job: str
@@ -44,6 +45,7 @@ class TrainerIdentity:
     goes_on: bool = False
     fixed: str = "it is no job of jf.distribute"
     leaves: bool = False
+    is_sync: bool = True
 
     @property
     def name(self) -> str:

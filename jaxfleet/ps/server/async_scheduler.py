@@ -203,11 +203,14 @@ class AsyncScheduler(Scheduler):
 
     def idle(self, step: int, trainer: int) -> None:
         self.left.discard(trainer)
-        if step <= self._newest(trainer):
+        if step <= min((self._here(kind, trainer) for kind in self._kinds), default=-1):
             self.duplicates += 1
             return
         self._partial.pop(trainer, None)
         self._whole.append(TrainerUpdate(trainer, step, is_idle=True))
+
+    def forget_parts_of(self, trainer: int) -> None:
+        self._partial.pop(trainer, None)
 
     def settle(self) -> None:
         while self._whole and self._whole[0].is_idle and self.applied >= 0:
@@ -226,6 +229,14 @@ class AsyncScheduler(Scheduler):
         """Returns the last complete step of a trainer, applied or not."""
         steps = (update.step for update in self._under_way(trainer))
         return max(steps, default=self._done.get((_DENSE, trainer), -1))
+
+    def _here(self, kind: str, trainer: int) -> int:
+        """Returns the last step of a kind that came completely from a trainer, applied or not."""
+        if kind == _DENSE:
+            return self._newest(trainer)
+        idle = (update.step for update in self._under_way(trainer) if update.is_idle)
+        done = self._done.get((kind, trainer), -1)
+        return max(done, self.tables.seen(kind, trainer), *idle)
 
     def push_rows(self, table: str, push: RowPush) -> None:
         trainer = push.request.trainer
@@ -283,9 +294,7 @@ class AsyncScheduler(Scheduler):
         """
         if table == _DENSE and _DENSE not in self._kinds:
             return True  # only idle steps are pushed
-        done = self._done.get((table, trainer), -1)
-        here = self._newest(trainer) if table == _DENSE else self.tables.seen(table, trainer)
-        return after <= max(done, here)
+        return after <= self._here(table, trainer)
 
     def is_queued(self, trainer: int) -> bool:
         return self.tables.is_under_way or bool(self._under_way(trainer))

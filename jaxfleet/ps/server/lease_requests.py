@@ -34,6 +34,7 @@ class LeaseHandler:
     _waiting: list[Request] = field(default_factory=list)
     _sessions: dict[int, Plain] = field(default_factory=dict)
     _undeclared: set[int] = field(default_factory=set)
+    _replaced: set[int] = field(default_factory=set)  # whose former process may have leases
     _since: float = field(init=False)  # when this server was started
     _is_restarted: bool = False
 
@@ -69,6 +70,7 @@ class LeaseHandler:
         is_first = trainer not in self._sessions
         if self._sessions.get(trainer, session) != session:
             self._waiting = [other for other in self._waiting if other.trainer != trainer]
+            self._replaced.add(trainer)
             self._release(trainer, "which another process replaces")
         self._sessions[trainer] = session
         declared = message.body.get("data")
@@ -126,7 +128,8 @@ class LeaseHandler:
         if ledger is None or held is None:
             return
         if held.scheduler.is_queued(trainer):
-            return  # what arrived completely is applied; `look` tries again
+            return  # what arrived completely is applied; `look` and `serve` try again
+        self._replaced.discard(trainer)
         self._record.settle(held.scheduler.step_of)
         if again := ledger.release(trainer):
             alert(
@@ -187,6 +190,8 @@ class LeaseHandler:
         held = self.router.held
         if not self._waiting or held is None or self._record.ledger is None:
             return
+        for trainer in sorted(self._replaced):
+            self._release(trainer, "which another process replaces")
         self._record.settle(held.scheduler.step_of)
         self._waiting = [r for r in self._waiting if not self._is_answered(r, held)]
 
@@ -205,6 +210,7 @@ class LeaseHandler:
         found: list[PositionSet] = []
         # Trainer 0 sends the state that all others wait for in their first step.
         may_lease = not self._undeclared and (held.step >= 0 or request.trainer == 0)
+        may_lease &= request.trainer not in self._replaced  # its own would be released, too
         while may_lease and len(found) < chunks and self._is_spare(request.trainer, rows, epochs):
             positions = ledger.lease(request.trainer, rows, epochs)
             if not positions:

@@ -1,7 +1,8 @@
 """The trainers' own state after their last steps, kept for a trainer that returns.
 
 Trainer 0 sends it to server 0 (`keep`): of each step, the leaves that changed. A process that takes
-the place of a lost trainer asks for it after one of the last two steps (`recall`).
+the place of a lost trainer asks for it after one of the last two steps (`recall`), or for the
+newest, where trainers are at steps of their own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,10 @@ class OwnState:
     def is_past(self, step: int) -> bool:
         return step < self.step - 1
 
+    def nearest(self, step: int) -> int:
+        """Returns this step if its state is kept, or else the newest that is."""
+        return self.step if self.is_past(step) else min(step, self.step)
+
     def clear(self) -> None:
         """Discards everything: the job goes on from another state."""
         self.step = -1
@@ -101,12 +106,15 @@ class OwnStateHandler:
 
     def serve(self) -> None:
         for request in list(self.waiting):
-            if self.state.is_past(request.step):
-                what = f"the trainers' own state after step {request.step} is no longer kept"
+            step = request.step
+            if request.message.body.get("newest") and self.state.step >= 0:
+                step = self.state.nearest(step)
+            if self.state.is_past(step):
+                what = f"the trainers' own state after step {step} is no longer kept"
                 self.outbox.refuse(request, RequestError("bad_message", what))
                 self.drop(request)
-            elif request.step <= self.state.step:
-                found = self.state.after(request.step)
+            elif step <= self.state.step:
+                found = self.state.after(step)
                 arrays = tuple(Tensor(name, array) for name, array in found.items())
                 self.outbox.reply(request, Kind.VALUES, {"kept": True}, arrays)
                 self.drop(request)

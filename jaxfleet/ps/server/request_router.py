@@ -109,9 +109,18 @@ class RequestRouter:
     def waits(self) -> bool:
         return self.held is None or self.held.plan.waits
 
+    @property
+    def takes_pushes(self) -> bool:
+        """Whether trainers send gradients to this server."""
+        return self.held is None or bool(self.held.plan.merges or self.held.plan.tables)
+
     def step_of(self, trainer: int) -> int:
         """Returns the last applied step of a trainer, -1 without a state."""
         return self.held.scheduler.step_of(trainer) if self.held is not None else -1
+
+    def rows_of(self, trainer: int) -> int | None:
+        """Returns the last step of which this server has all that a trainer pushed to tables."""
+        return self.held.scheduler.rows_of(trainer) if self.held is not None else None
 
     def saved_of(self, trainer: int) -> int | None:
         """Returns the last step of a trainer in the last recovery checkpoint."""
@@ -286,6 +295,15 @@ class RequestRouter:
     def look(self) -> None:
         """Goes on with what waits for time to pass."""
         self._own.look()
+
+    def go_on_with(self, trainer: int) -> None:
+        """Goes on with another process of a trainer; writes a recovery checkpoint soon, if enabled.
+
+        Only the former process has its pushes before this step.
+        """
+        if self.held is not None:
+            self.held.scheduler.forget_parts_of(trainer)
+        self.save_soon()
 
     def save_soon(self) -> None:
         """Writes a recovery checkpoint as soon as no block runs, if enabled."""

@@ -159,21 +159,25 @@ class RowLookupHandler:
     ) -> None:
         # An evaluation trains none of its keys, so they get no rows, and the scheduler need not
         # remember which values the trainer has.
-        is_peek = bool(request.message.body.get("peek"))
+        is_peek, name = bool(request.message.body.get("peek")), table.spec.name
+        is_late = held.scheduler.has_updated(name, request.step)
+        is_again = bool(request.message.body.get("again")) and is_late
 
         def run() -> np.ndarray:
+            if is_again:
+                return table.look_up_again(keys, request.step)
             return table.peek(keys) if is_peek else table.look_up(keys, request.step)
 
         def then(rows: np.ndarray) -> None:
             if not is_peek:
-                held.scheduler.gave_rows(table.spec.name, request.trainer, keys, rows)
+                held.scheduler.gave_rows(name, request.trainer, keys, rows)
             self.outbox.reply(request, Kind.ROWS, {}, (Tensor("rows", rows),))
 
         def failed(error: Exception) -> None:
             self.outbox.refuse(request, request_error("failed", error))
 
         expected_s = table.reading.expected_s(len(keys))
-        what = f"looking rows of '{table.spec.name}' up"
+        what = f"looking rows of '{name}' up"
         self.outbox.tasks.append(DeviceTask(what, run, then, failed, expected_s))
 
 
@@ -233,7 +237,7 @@ class RowPushHandler:
         held, name = self.held, table.spec.name
 
         def run() -> None:
-            table.update(pushes, step)
+            table.update(pushes, step, keeps_past=held.keeps_past and held.plan.waits)
 
         def then(_: object) -> None:
             if held.scheduler.table_ran(name):

@@ -136,6 +136,10 @@ class Scheduler(Protocol):
         """Takes a step without gradients: it is applied after the trainer's earlier ones."""
         del step, trainer
 
+    def forget_parts_of(self, trainer: int) -> None:
+        """Discards what a former process of a trainer sent of a step, if it is incomplete."""
+        del trainer
+
     def push_rows(self, table: str, push: RowPush) -> None:
         """Takes a trainer's push to a table."""
 
@@ -215,6 +219,16 @@ class Scheduler(Protocol):
     def may_look_up(self, table: str, step: int) -> bool:
         """Whether rows of a table may be sent to a trainer at a step."""
         ...
+
+    def has_updated(self, table: str, step: int) -> bool:
+        """Whether the update of a table has begun for a step at which all trainers push to it."""
+        del table, step
+        return False
+
+    def rows_of(self, trainer: int) -> int | None:
+        """Returns the last step of which all pushes of a trainer to tables came, if all push."""
+        del trainer
+        return None
 
     def stamp(self) -> dict[str, Plain]:
         """Returns the metadata of sent values."""

@@ -17,6 +17,7 @@ from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.lease_record import LeaseRecord
 from jaxfleet.ps.server.own_state import OwnState
+from jaxfleet.ps.server.past_rows import PastRows
 from jaxfleet.ps.server.scheduler import RowPush, Scheduler
 from jaxfleet.ps.server.staleness import compensate
 from jaxfleet.ps.server.sync_scheduler import SyncScheduler
@@ -71,6 +72,7 @@ class ServerTable:
     shrunk: tuple[str, int] = ("", 0)
     applied: int = 0
     _rows: TableStore | None = None
+    _past: PastRows | None = None
     _given: _Given | None = None
 
     @property
@@ -82,7 +84,7 @@ class ServerTable:
 
     @rows.setter
     def rows(self, rows: TableStore) -> None:
-        self._rows, self._given = rows, None
+        self._rows, self._given, self._past = rows, None, None
 
     def compile(self) -> None:
         """Compiles all operations of a step, on temporary rows."""
@@ -105,19 +107,36 @@ class ServerTable:
         with self.reading.measured(len(keys)):
             return self.rows.peek(keys)
 
-    def update(self, pushes: Sequence[RowPush], step: int) -> None:
-        """Sums the trainers' pushes, in their order, and applies the sum once."""
+    def look_up_again(self, keys: np.ndarray, step: int) -> np.ndarray:
+        """Returns rows as they were before the update of a step, which is the last one.
+
+        Raises:
+            ProgramError: they are not kept.
+        """
+        if self._past is None or self._past.step != step:
+            what = f"the rows of table '{self.spec.name}' before step {step} are no longer kept"
+            hint = "a trainer and a server were lost together: start the job again from its last"
+            raise ProgramError(what, hint=f"{hint} checkpoint (step.restore)")
+        return self._past.before(keys, self.peek(keys))
+
+    def update(self, pushes: Sequence[RowPush], step: int, *, keeps_past: bool = False) -> None:
+        """Sums the trainers' pushes, in their order, and applies the sum once.
+
+        With `keeps_past`, the rows before are kept until the next update.
+        """
         self._given = None
         with self.writing.measured(sum(len(push.keys) for push in pushes)):
             grads = [self._corrected(push, step) for push in pushes]
             keys, sums, scores = _merged(pushes, grads)
             rate = pushes[0].learning_rate
+            past = PastRows(step, keys, self.rows.peek(keys)) if keeps_past else None
             if len({push.adds for push in pushes}) > 1:
                 raise ProgramError(f"table '{self.spec.name}' is sent gradients and changes")
             if pushes[0].adds:
                 self.rows.add(keys, sums, step=step, **scores)
             else:
                 self.rows.update(keys, sums, step=step, learning_rate=rate, **scores)
+        self._past = past
         self.applied += len(keys)
 
     def _corrected(self, push: RowPush, step: int) -> np.ndarray:
@@ -126,6 +145,10 @@ class ServerTable:
             return push.grads
         now = self.rows.look_up(push.keys, step=step)
         return compensate(push.grads, now, push.received, self.compensation)
+
+    def begin_anew(self) -> None:
+        """Records that the job goes on from another state: what was done after it is void."""
+        self._past, self.shrunk = None, ("", 0)
 
     def shrink(self, step: int) -> int:
         self._given = None
@@ -323,6 +346,8 @@ class ServerState:
         self.base = step
         self._past.clear()
         self.own.clear()
+        for table in self.tables.values():
+            table.begin_anew()
 
     def value(self, name: str, step: int) -> np.ndarray | None:
         """Returns a value after a step, None if it is only on the device."""

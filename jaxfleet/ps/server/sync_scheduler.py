@@ -191,6 +191,17 @@ class SyncScheduler(Scheduler):
     def may_look_up(self, table: str, step: int) -> bool:
         return self.done.get(table, -1) >= step - 1
 
+    def has_updated(self, table: str, step: int) -> bool:
+        return self.handed.get(table, -1) >= step
+
+    def rows_of(self, trainer: int) -> int | None:
+        def newest(table: str) -> int:
+            handed = self.handed[table]
+            is_here = trainer not in self.rows.missing(handed + 1, table, [trainer])
+            return handed + is_here
+
+        return min(map(newest, self._tables)) if self._tables and self.applied >= 0 else None
+
     def has_applied(self, step: int, trainer: int) -> bool:
         del trainer
         return self.applied >= step

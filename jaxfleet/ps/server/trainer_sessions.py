@@ -153,6 +153,8 @@ class TrainerSessions:
             "pushed": known.pushed,
             "base": self.router.base,
             "restored": self.router.is_restored and self.trainers.is_under_way(number),
+            "takes_pushes": self.router.takes_pushes,
+            "rows": self.router.rows_of(number),
         }
         if self._damage:
             body["damage"] = "; ".join(self._damage)[:_MOST_DAMAGE]
@@ -174,7 +176,7 @@ class TrainerSessions:
             return
         for request in (*self.router.waiting(), *self.collectives.requests()):
             request.since = now  # the others wait from now on for a trainer that is alive
-        self.router.save_soon()  # only the former process has its pushes before this step
+        self.router.go_on_with(number)
         silent_s = now - old.heard
         alert(
             f"{self.outbox.name}: trainer {number} has returned, {silent_s:.0f} s after its last "

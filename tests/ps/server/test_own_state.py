@@ -51,6 +51,16 @@ def test_a_recall_waits_until_the_state_is_kept() -> None:
     assert [tensor.array.tolist() for tensor in found[1].tensors] == [[2.0]]
 
 
+def test_a_trainer_at_other_steps_recalls_the_nearest_state() -> None:
+    bench = Bench(WAITS).started(SGD, sgd_state())
+    assert bench.send(1, Kind.RECALL, 9, {"newest": True}) == []
+    told = bench.send(0, Kind.KEEP, 2, None, {"mean": np.asarray([2.0], np.float32)})
+    bench.send(0, Kind.KEEP, 3, None, {"mean": np.asarray([3.0], np.float32)})
+    found = [told[1][1], *(bench.one(1, Kind.RECALL, n, {"newest": True}) for n in (0, 2, 9))]
+    values = [message.tensors[0].array.tolist() for message in found]
+    assert values == [[2.0], [3.0], [2.0], [3.0]]
+
+
 def test_only_trainer_0_keeps_state() -> None:
     bench = Bench(WAITS).started(SGD, sgd_state())
     answer = bench.one(1, Kind.KEEP, 1, None, {"mean": np.asarray([2.0], np.float32)})
