@@ -1,5 +1,6 @@
 """Deterministic simulation: many schedules, and the proof that it finds bugs."""
 
+import itertools
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from jaxfleet.testing.simulation import check, draw_schedule, explore
+from jaxfleet.testing.simulation.faults import KillTrainer
 from jaxfleet.testing.simulation.workload import Mode
 from tests.testing.planted import BUGS
 
@@ -37,6 +39,26 @@ def test_no_schedule_breaks_an_invariant(first: int) -> None:
 def test_more_schedules_break_no_invariant(first: int) -> None:
     failures = list(explore(range(first, first + 300)))
     assert not failures, "\n".join(map(str, failures))
+
+
+RETURNING = (
+    Mode(None, True, 2, waits=True),
+    Mode(None, True, 2, waits=True, saves=True),
+    Mode(2, True, 2, waits=True),
+    Mode(2, False, 2, relaxed="async", period=2, waits=True, saves=True),
+    Mode(1, True, 2, relaxed="half_async", period=2, waits=True),
+    Mode(2, True, 2, relaxed="dc_asgd", waits=True),
+)
+KILLS = 6  # schedules with the loss of a trainer
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("mode", RETURNING, ids=str)
+def test_trainers_that_return_break_no_invariant(mode: Mode) -> None:
+    drawn = (draw_schedule(seed, mode) for seed in itertools.count())
+    lost = (s for s in drawn if any(isinstance(fault, KillTrainer) for fault in s.faults.values()))
+    for schedule in itertools.islice(lost, KILLS):
+        assert not check(schedule)[1], str(schedule)
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -70,7 +70,7 @@ def _of_trainer(run: Run, trainer: int, record: Record, undisturbed: Run) -> Ite
             what = f"trainer {trainer} computed step {step} with values that lack pushes of"
             yield f"{what} step {least + 1}: the bound is {mode.staleness}"
     if mode.staleness is not None and record.lags:
-        yield from _reported(trainer, lags, record.lags["histogram"])
+        yield from _reported(trainer, lags[record.before :], record.lags["histogram"])
 
 
 def _reported(trainer: int, lags: list[int], histogram: dict[str, int]) -> Iterator[str]:

@@ -102,12 +102,14 @@ class Record:
 
     Attributes:
         seen: every step with the values that it computed with, by leaf; twice after a restore.
-        lags: the reported histogram of lags.
+        before: the number of them that former processes with its number have seen.
+        lags: the reported histogram of lags, of the last process.
         final: the last state.
         rows: the last rows of the table.
     """
 
     seen: list[tuple[int, dict[str, np.ndarray]]] = field(default_factory=list)
+    before: int = 0
     lags: dict[str, Any] = field(default_factory=dict)
     final: dict[str, np.ndarray] = field(default_factory=dict)
     rows: np.ndarray | None = None
@@ -281,6 +283,7 @@ def train(
         leaves_after: the step after which this trainer leaves such a job.
     """
     with new_step(mode, min(trainer, TRAINERS - 1), connect, scaling) as step:
+        record.before = len(record.seen)
         state, number = step.resume(first_state(mode))
         if mode.leases:
             state, number = _train_on_leases(step, state, _loader(mode, trainer), pause), STEPS
