@@ -13,7 +13,7 @@ from jaxfleet.checkpoint import CheckpointSeries, open_checkpoint, read_position
 from jaxfleet.data import Loader
 from jaxfleet.env import PeriodicSaves, SaveInterval
 from jaxfleet.errors import FeedError, PeerLostError, ProgramError, StrategyError
-from jaxfleet.transport.memory_network import Faults
+from jaxfleet.transport.memory_network import Faults, MemoryConnections
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import NEVER_S, kill
@@ -281,3 +281,30 @@ def test_a_restored_position_of_another_loader_is_refused(tmp_path: Path) -> Non
 def test_leases_need_batches_of_each_trainers_own() -> None:
     job = LeasingJob(step_s=4.0, strategy={"batch": "global"}).run()
     assert "the strategy's batch is 'global'" in job.error("trainer 0", StrategyError)
+
+
+def test_a_lease_that_arrives_from_a_servers_earlier_life_is_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The trainer reads it when it has declared its leases to the server's new life.
+    late: list[tuple[MemoryConnections, int, Message]] = []
+    job = LeasingJob(tmp_path, returns_s=30.0, step_s=30.0)
+    put = MemoryConnections.put
+
+    def put_late(connections: MemoryConnections, server: int, message: Message) -> None:
+        steps = len(job.took[0])
+        if message.body.get("leases") and steps > 4 and not late and job.starts[0] == 1:
+            late.append((connections, server, message))
+            job.kill_server(0, away_s=1.0)
+            return
+        if message.kind is Kind.WELCOME and job.starts[0] == 2 and server == 0:
+            for each in [each for each in late if each[0] is connections]:
+                put(*each)
+        put(connections, server, message)
+
+    monkeypatch.setattr(MemoryConnections, "put", put_late)
+    job.run()
+    assert late
+    assert job.starts[0] == 2
+    assert job.counts().tolist() == ONCE
+    assert job.data["epochs"] == once(0)

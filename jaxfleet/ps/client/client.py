@@ -309,8 +309,8 @@ class Client(RequestSender):
         if message.kind is Kind.PENDING:
             self._recovery.send_missing(server, message)
             return
-        request = known.waiting.get(message.number)
-        if request is not None:  # otherwise a second reply to a repeated request
+        request = known.waiting.get(message.number)  # None for a second reply to a repeated one
+        if request is not None and not known.is_void_answer(request):
             request.take(message)
             known.clock = value_clock(message, known.clock)
             if request.is_done:

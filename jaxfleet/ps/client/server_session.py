@@ -238,6 +238,14 @@ class ServerSession:
         self.is_restored = body.get("restored") is True
         self.takes_pushes = body.get("takes_pushes") is not False
 
+    def is_void_answer(self, request: PendingRequest) -> bool:
+        """Whether an answer is from an earlier life, to which its new one does not hold.
+
+        Leases that arrive after the hello that declares those of this trainer are such.
+        """
+        is_late = self.is_returning and not self.is_greeted
+        return is_late and request.message.kind is Kind.LEASE
+
     def has_answered(self, request: PendingRequest) -> None:
         del self.waiting[request.message.number]
         self.damaged = 0
