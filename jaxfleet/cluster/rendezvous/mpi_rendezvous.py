@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ from jaxfleet.errors import PeerLostError, UnsupportedError
 
 # The upper half of the tags that MPI guarantees: scripts that use MPI start from 0.
 _FIRST_TAG, _TAGS = 1 << 14, 1 << 12
+# mpirun drops what an aborted job has printed and it has not forwarded: once the last line.
+_FORWARDED_S = 0.5
 _GROUPS: tuple[GroupName, ...] = ("all", "trainer", "pserver")
 
 
@@ -52,6 +55,7 @@ class _EndsAll:
     ) -> None:
         self.before(kind, error, trace)
         sys.stderr.flush()
+        time.sleep(_FORWARDED_S)
         _abort(self.communicator)
 
 
