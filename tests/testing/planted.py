@@ -18,7 +18,14 @@ from jaxfleet.transport.messages import Message
 
 def double_apply(patch: pytest.MonkeyPatch) -> None:
     """An asynchronous server applies a push again that arrives a second time."""
-    patch.setattr(AsyncScheduler, "_newest", lambda *_: -1)
+    push = AsyncScheduler.push
+
+    def apply(self: AsyncScheduler, *given: Any) -> None:
+        with pytest.MonkeyPatch.context() as within:  # elsewhere it answers what has come
+            within.setattr(AsyncScheduler, "_newest", lambda *_: -1)
+            push(self, *given)
+
+    patch.setattr(AsyncScheduler, "push", apply)
 
 
 def lost_fsync(patch: pytest.MonkeyPatch) -> None:
