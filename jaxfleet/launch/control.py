@@ -14,6 +14,7 @@ import json
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from pathlib import Path
 from typing import TextIO
 
 from jaxfleet.env import is_private
-from jaxfleet.errors import ConnectError, JaxfleetError, StrategyError
+from jaxfleet.errors import ConnectError, StrategyError
 
 NAME = "control"
 _FOLDERS = "jaxfleet-*"  # as `temporary_folder` names them
 _GREETING_S = 5.0
 _REQUEST_S = 5.0
 _ANSWER_S = 60.0
+_RETRY_S = 0.1
 _LONGEST = 4096  # characters of a line
 
 
@@ -45,6 +47,8 @@ class ControlSocket:
 
     def __init__(self, folder: Path, job: str, scale: Callable[[int], str]) -> None:
         self._job, self._scale = job, scale
+        self._scaling = threading.Lock()  # one request after another
+        self._is_closed = False
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.bind(str(folder / NAME))
@@ -56,19 +60,25 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
+        self._is_closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return  # closed
-            with connection, suppress(OSError, ValueError):
-                connection.settimeout(_REQUEST_S)
-                self._answer(connection)
+                time.sleep(_RETRY_S)  # closed, or no descriptor is free
+                continue
+            # One that only looks for a job, or waits, must not keep another waiting.
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError, RecursionError):
+            connection.settimeout(_REQUEST_S)
+            self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
         with connection.makefile("rw", encoding="utf-8") as lines:
@@ -77,13 +87,16 @@ class ControlSocket:
             if request is None:
                 return  # it only looked for a job
             try:
-                trainers = request.get("trainers")
-                if not isinstance(trainers, int) or isinstance(trainers, bool):
-                    raise StrategyError("the request has no number of trainers")
-                answer = {"done": self._scale(trainers)}
-            except (JaxfleetError, OSError) as error:
+                answer = {"done": self._done(request.get("trainers"))}
+            except Exception as error:  # noqa: BLE001  # who asked is told, and the launch goes on
                 answer = {"error": str(error), "hint": getattr(error, "hint", None) or ""}
             _write(lines, answer)
+
+    def _done(self, trainers: object) -> str:
+        if not isinstance(trainers, int) or isinstance(trainers, bool):
+            raise StrategyError("the request has no number of trainers")
+        with self._scaling:
+            return self._scale(trainers)
 
 
 @dataclass(frozen=True)
@@ -142,7 +155,8 @@ def running_launch(job: str | None = None) -> Iterator[RunningLaunch]:
         raise StrategyError(what, hint="jaxfleet launch, with the same TMPDIR, starts one")
     finally:
         for each in found:
-            each.lines.close()
+            with suppress(OSError):  # it writes what is left, to a launch that may have ended
+                each.lines.close()
             each.connection.close()
 
 

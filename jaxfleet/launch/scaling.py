@@ -22,7 +22,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class JobNow:
-    """What server 0 says about the trainers of its job.
+    """What server 0 reports about the trainers of its job.
 
     Attributes:
         trainers: their number; 0 before their first step.
@@ -44,7 +44,7 @@ def ask_server(job: Job, endpoint: str, within_s: float) -> JobNow:
         ConnectError: it does not answer.
         StrategyError: the trainers of the job cannot change.
     """
-    # Not before someone asks: a launch itself needs no network.
+    # Not before the first request: a launch itself needs no network.
     from jaxfleet.ps.client.joining import ask_first  # noqa: PLC0415
     from jaxfleet.transport.messages import Kind  # noqa: PLC0415
     from jaxfleet.transport.secret import read_secret  # noqa: PLC0415
@@ -64,7 +64,10 @@ def ask_server(job: Job, endpoint: str, within_s: float) -> JobNow:
     if answer is None:
         what = f"server 0 at {endpoint} did not answer within {within_s:g} s"
         raise ConnectError(what, hint="it may be about to come back: try again")
-    trainers, rows = answer.get("trainers"), answer.get("rows")
+    if "trainers" not in answer:
+        what = f"server 0 at {endpoint} was started again, and waits for its trainers"
+        raise ConnectError(what, hint="try again in a moment")
+    trainers, rows = answer["trainers"], answer.get("rows")
     return JobNow(
         trainers=trainers if isinstance(trainers, int) else 0,
         rows=rows if isinstance(rows, int) else 0,
@@ -119,7 +122,7 @@ class TrainerScaling:
         check_range("trainers", trainers, 1, MOST_PROCESSES)
         if trainers < (job.min_trainers or 1):
             what = f"job '{job.name}' has at least {job.min_trainers} trainers"
-            raise StrategyError(what, hint="its launch says so: --trainers MIN:N")
+            raise StrategyError(what, hint="set by its launch: --trainers MIN:N")
         if job.nodes.several:
             what = f"job '{job.name}' runs on several machines, and each launch has only its own"
             hint = "start trainers with JAXFLEET_JOINS=1; SIGTERM lets one leave"
@@ -203,7 +206,7 @@ class TrainerScaling:
 
     def is_last(self, number: int) -> bool:
         """Whether a dead trainer leaves none with which it could go on."""
-        has_others = self._others(number) > 0 or self._is_too_late(number)
+        has_others = self._others(number) > 0 or self.is_too_late(number)
         return self._members.joins_again(number) and not has_others
 
     def goes_on_without(self, number: int) -> bool:
@@ -211,7 +214,7 @@ class TrainerScaling:
         least = self._job.min_trainers
         if least is None:
             least = 1 if number in self._members.joined else None
-        others, is_too_late = self._others(number), self._is_too_late(number)
+        others, is_too_late = self._others(number), self.is_too_late(number)
         if not is_too_late and (least is None or others < least):
             return False
         is_asked = self._job.min_trainers is not None and not is_too_late
@@ -242,7 +245,7 @@ class TrainerScaling:
         running = [at for at in self._present if self._members.trainers[at].status is None]
         return len({*running} - {number})
 
-    def _is_too_late(self, number: int) -> bool:
+    def is_too_late(self, number: int) -> bool:
         """Whether a trainer was to join, and the servers have ended well: the job is done."""
         servers = self._members.servers.values()
         have_ended = bool(servers) and all(one.status == 0 for one in servers)

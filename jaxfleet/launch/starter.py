@@ -63,7 +63,7 @@ class SparesDue:
 
 @dataclass(frozen=True)
 class ScaleAsked:
-    """Someone asks for another number of trainers; `may_leave` if a SIGTERM lets some leave."""
+    """A request for another number of trainers; `may_leave` if a SIGTERM lets some leave."""
 
     trainers: int
     may_leave: bool

@@ -14,7 +14,7 @@ import pytest
 
 from jaxfleet.cli import main
 from jaxfleet.errors import StrategyError
-from jaxfleet.launch import Job, Nodes, launch, scaling
+from jaxfleet.launch import Job, Nodes, control, launch, scaling
 from jaxfleet.launch.control import NAME, ControlSocket
 from jaxfleet.launch.scaling import JobNow
 from tests.launch.jobs import job, noted, noting, wait_until
@@ -35,11 +35,11 @@ def listening(
 ) -> Iterator[Path]:
     made = folder / f"jaxfleet-{name}"
     made.mkdir(mode=0o700)
-    control = ControlSocket(made, name, scale)
+    listener = ControlSocket(made, name, scale)
     try:
         yield made
     finally:
-        control.close()
+        listener.close()
 
 
 def scaled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -118,6 +118,51 @@ def test_a_malformed_request_does_not_end_the_socket(
             connection.connect(str(made / NAME))
             connection.sendall(line)
         assert scaled(capsys, "--trainers", "3") == (0, "now 3\n")
+
+
+def test_a_launch_that_ends_while_it_is_asked_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = folder / "jaxfleet-one"
+    made.mkdir(mode=0o700)
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as launch_socket:
+        launch_socket.bind(str(made / NAME))
+        launch_socket.listen()
+
+        def greet() -> None:
+            connection, _ = launch_socket.accept()
+            with connection:
+                connection.sendall(b'{"job": "one"}\n')
+            ended.set()
+
+        write = control._write  # noqa: SLF001
+        monkeypatch.setattr(control, "_write", lambda *given: (ended.wait(60), write(*given)))
+        threading.Thread(target=greet, daemon=True).start()
+        status, text = scaled(capsys, "--trainers", "3")
+    assert status == 2
+    assert text.startswith("error: the launch of job 'one' did not answer")
+
+
+def test_a_connection_that_asks_nothing_keeps_no_other_waiting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "_REQUEST_S", 600.0)
+    with listening(folder, "one") as made, socket.socket(socket.AF_UNIX) as idle:
+        idle.connect(str(made / NAME))
+        assert idle.recv(1) == b"{"
+        assert scaled(capsys, "--trainers", "3") == (0, "now 3\n")
+
+
+def test_any_error_of_a_launch_is_answered(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(trainers: int) -> str:
+        raise ImportError(f"no zmq for {trainers}")
+
+    with listening(folder, "one", fail):
+        for _ in range(2):
+            assert scaled(capsys, "--trainers", "3") == (2, "error: no zmq for 3\n")
 
 
 # --- a launch -------------------------------------------------------------------------------------
@@ -354,16 +399,20 @@ def test_a_job_goes_on_without_a_trainer_that_was_added_and_died(
 
 @pytest.mark.grid
 @pytest.mark.usefixtures("now")
+@pytest.mark.parametrize("restarts", [0, 2])
 def test_a_trainer_that_comes_too_late_to_join_is_no_failure(
-    folder: Path, script: str, capsys: pytest.CaptureFixture[str]
+    restarts: int, folder: Path, script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late = script + OUTLASTS.format(folder=str(folder / "pids"))
     server = noting(folder / "pids") + (
         f"import pathlib, time\nwhile not pathlib.Path({str(folder)!r}, 'end').exists():\n"
     )
     with asking(has(folder, 0), scales(2), has(folder, 0, 1), ends(folder)):
-        assert launch(job(late, server + "    time.sleep(0.02)", grace_s=5.0)) == 0
-    assert re.search(r"trainer 1 ended .* 1 after .*; the job was done", capsys.readouterr().err)
+        serves = server + "    time.sleep(0.02)"
+        assert launch(job(late, serves, grace_s=5.0, trainer_restarts=restarts)) == 0
+    err = capsys.readouterr().err
+    assert re.search(r"trainer 1 ended .* 1 after .*; the job was done", err)
+    assert "started again" not in err
 
 
 @pytest.mark.grid
