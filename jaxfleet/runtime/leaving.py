@@ -27,6 +27,7 @@ class LeaveRequest:
     def __init__(self, grace_s: float, end: Callable[[], None] = end_by_sigterm) -> None:
         self._grace_s, self.end = grace_s, end
         self._process: int | None = None  # in which the handler was installed
+        self._timer: threading.Timer | None = None
         self.is_made = self.by_signal = False
 
     def make(self) -> None:
@@ -39,7 +40,7 @@ class LeaveRequest:
         script has installed, or a signal that is ignored, stays.
         """
         if self._process == os.getpid():
-            return True
+            return signal.getsignal(signal.SIGTERM) == self._handle or self.by_signal
         is_main = threading.current_thread() is threading.main_thread()
         if not (self._grace_s and is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL):
             return False
@@ -48,7 +49,12 @@ class LeaveRequest:
         return True
 
     def stop(self) -> None:
-        """Gives SIGTERM its usual effect back: this process has no step left to leave before."""
+        """Gives SIGTERM its usual effect back: this process has no step left to leave before.
+
+        Ends the grace, too: what the script does after its last step may take longer.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) == self._handle:
@@ -62,6 +68,6 @@ class LeaveRequest:
             self.end()
             return
         self.is_made = self.by_signal = True
-        timer = threading.Timer(min(self._grace_s, threading.TIMEOUT_MAX), self.end)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(min(self._grace_s, threading.TIMEOUT_MAX), self.end)
+        self._timer.daemon = True
+        self._timer.start()

@@ -85,7 +85,7 @@ def check_trainer_lost(captured: Captured, strategy: DistributedStrategy) -> Non
     """Rejects a reaction to lost trainers that a job cannot have.
 
     Raises:
-        StrategyError: its trainers can neither change nor return.
+        StrategyError: it is to continue without them, and its trainers cannot change.
     """
     how = strategy.on_trainer_lost
     if how == "continue" and (why := why_fixed(captured, strategy)):
@@ -151,6 +151,7 @@ class ChangingTrainer(ABC):
         if self._leaving.by_signal:
             alert(f"{me} leaves the job after step {done}, because of SIGTERM")
         self._lines.abandon()
+        self._leaving.stop()
         raise Departure(0)
 
     def _as_member(self, client: Client) -> Client:

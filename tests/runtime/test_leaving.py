@@ -40,6 +40,22 @@ def test_a_process_whose_grace_is_over_is_ended() -> None:
     assert ended.wait(60.0)
 
 
+def test_the_grace_ends_when_no_step_is_left() -> None:
+    ended = threading.Event()
+    request = LeaveRequest(0.3, ended.set)
+    request.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    request.stop()
+    assert not ended.wait(0.6)
+
+
+def test_a_handler_that_the_script_installs_later_counts() -> None:
+    request = LeaveRequest(30.0)
+    assert request.listen()
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    assert not request.listen()
+
+
 def test_a_request_of_the_script_is_no_signal() -> None:
     request = LeaveRequest(1000.0)
     request.make()
