@@ -87,6 +87,11 @@ def test_it_joins_a_job_that_went_on() -> None:
     assert (found, asked) == (Membership(1, ("a", "s")), 3)
 
 
+def test_it_waits_for_a_server_that_does_not_know_the_trainers_yet() -> None:
+    found, asked = joined({"waits": True}, {"waits": True}, {"trainers": 1}, MEMBER, begins=True)
+    assert (found, asked) == (Membership(1, ("a", "s")), 4)
+
+
 def test_any_other_process_waits_for_a_job_that_has_not_begun() -> None:
     found, asked = joined({"trainers": 0}, {"trainers": 0}, MEMBER, begins=False)
     assert (found, asked) == (Membership(1, ("a", "s")), 3)

@@ -85,8 +85,9 @@ class MaintenanceQueue:
     def serve(self) -> None:
         """Starts queued requests, or a checkpoint that is due, unless a block is running.
 
-        A load waits for no step: the pushes that complete it may be lost, and trainers, who return
-        to an earlier state, do not send them again. Blocks that were started end before it begins.
+        A load waits for no step: the pushes that complete it may be lost, and trainers, which
+        return to an earlier state, do not send them again. Blocks that were started end before it
+        begins.
         """
         if self.is_busy or self.own.is_writing:
             return

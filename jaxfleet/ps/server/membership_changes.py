@@ -133,8 +133,10 @@ class MembershipChanges:
         for membership in (self.following, self.current):
             if membership is not None and membership.number_of(session) is not None:
                 return membership.plain()
-        if not self.trainers.facts or self.router.step < 0:
+        if self.router.step < 0:
             return {"trainers": 0}  # not begun yet
+        if not self.trainers.facts:
+            return {"waits": True}  # started again: its trainers have not greeted it yet
         self._check("join")
         members = self._members()
         if all(self._is_lost(each, now) for each in members):

@@ -52,6 +52,13 @@ def test_a_job_that_has_not_begun_says_so() -> None:
     assert ask(Bench(OPTIONS)).body == {"trainers": 0}
 
 
+def test_a_restarted_server_whose_trainers_have_not_come_yet_lets_wait() -> None:
+    """It must not pass for a job that has not begun, which the process would begin anew."""
+    bench = started()
+    bench.core.trainers.facts.clear()
+    assert ask(bench).body == {"waits": True}
+
+
 def test_nobody_waits_to_join_a_job_whose_trainers_are_all_lost() -> None:
     bench = started()
     bench.wait(4.0)
