@@ -5,6 +5,7 @@ training steps took is recorded as they run, since a call of a trainer cannot be
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfleet.errors import JaxfleetError
 from jaxfleet.ir import Program
 from jaxfleet.ir.variable import Variable
 from jaxfleet.lower import ExecutableCache
@@ -146,7 +148,9 @@ class TrainerTimer:
             return
         timing = measured(jax.devices()[:1], lambda: blocks_of(program, sizes, self.cache), calls)
         if number:
-            counters = counters_of_servers(self.client)
+            counters: list[Mapping[str, Any]] = []
+            with suppress(JaxfleetError):  # a server may be away; the job goes on
+                counters = counters_of_servers(self.client)
             parts, steps = times_of_training(self.spans, calls, counters)
             timing = replace(timing, parts=parts, steps=steps)
         add_times(self.first.folder, timing, rows_of_one(data, 1))
