@@ -67,9 +67,10 @@ class DistributedStrategy:
         connect_s: trainers: deadline in seconds for the first answer of all servers.
         on_trainer_lost: what a job does if a trainer is lost: `fail` ends it with an error; `wait`
             lets a new process take its place, from the step that the old one was computing
-            (docs/parameter-servers.md), or with relaxed communication but `fl`, from the newest
-            state (docs/relaxed-modes.md); `continue` lets the others go on at the next step, the
-            batch cut over them, only with communication `sync`.
+            (docs/parameter-servers.md), or with relaxed communication but `fl` and `local_sgd`,
+            from the newest state (docs/relaxed-modes.md); `continue` lets the others go on at the
+            next step, the batch cut over them, only with communication `sync`, without tables,
+            `batch="local"` and the pass `compress_sends`.
         trainer_return_s: `wait`: how long the others wait for a lost trainer, in seconds.
         sigterm_grace_s: `continue`: a trainer that gets SIGTERM leaves the job before its next
             step, if that begins within this many seconds; 0: SIGTERM has its usual effect.

@@ -69,7 +69,7 @@ def substituted(
 
 
 class SameThread:
-    """Reads batches at once, in the place of threads that nobody schedules."""
+    """Reads batches at once, instead of threads that are not scheduled."""
 
     def __init__(self, *_: object, **__: object) -> None:
         """Has no threads."""
