@@ -151,8 +151,11 @@ class MetricsServer:
         self._is_ending = True
         for writer in self._open:
             writer.transport.abort()
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.gather(*tasks, return_exceptions=True)
+        me, until = asyncio.current_task(), self._loop.time() + _GOODBYE_S
+        while tasks := asyncio.all_tasks() - {me}:
+            await asyncio.wait(tasks, timeout=_GOODBYE_S)
+            if self._loop.time() > until:
+                break  # a client connects again and again
         if self._server is not None:
             self._server.close()
 
