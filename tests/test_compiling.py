@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compiler
 
+from tests.compiling import quickly
+from tests.shared_zoo import built_zoo
+
 
 def softmax(x: jax.Array) -> jax.Array:
     return jnp.exp(x) / jnp.sum(jnp.exp(x), axis=1, keepdims=True)
@@ -40,3 +43,10 @@ def test_a_test_of_meaning_compiles_a_function_once(compiled: list[str]) -> None
 def test_an_optimized_test_does_not_run_what_a_quick_one_compiled(compiled: list[str]) -> None:
     jax.jit(softmax)(jnp.ones((8, 8)))
     assert compiled.count('"jit_softmax"') == 1
+
+
+@pytest.mark.optimized
+def test_a_program_of_the_zoo_is_built_as_the_test_compiles() -> None:
+    with quickly():
+        quick = built_zoo("nnx")
+    assert built_zoo("nnx") is not quick
