@@ -103,6 +103,10 @@ class Client(RequestSender):
         """Returns a name for an operation of all trainers, which may repeat it at this step."""
         return self._names.next(self.step, what)
 
+    def repeats_a_message(self) -> bool:
+        """Whether a message of a former process, with several steps, ended with this step."""
+        return self.former is not None and self.former.ended_at(self.step)
+
     def may_repeat(self) -> bool:
         """Whether a former process may have done what this one does at this step."""
         return self.former is not None and self.step <= self.former.seen

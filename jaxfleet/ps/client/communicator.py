@@ -197,7 +197,7 @@ class Communicator:
         """
         client = self.client
         if self.mode.averages:
-            return client.former is not None and client.former.ended_at(client.step)
+            return client.repeats_a_message()
         return client.may_repeat()
 
     def _send(self) -> None:

@@ -69,8 +69,7 @@ class RemoteTables(TableAccess, RowReader):
 
     def repeats_a_message(self) -> bool:
         """Whether a message of a former process, with several steps, ended with this step."""
-        former = self._client.former
-        return former is not None and former.ended_at(self._client.step)
+        return self._client.repeats_a_message()
 
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of several tables as of the previous step, requested together.

@@ -317,8 +317,7 @@ class PeriodicExchange:
         self._values = {name: values[name] for name in self._params}
         self._steps += 1
         self._rows += rows
-        former, step = self.client.former, self.client.step
-        if self._steps < self.mode.k_steps and not (former and former.ended_at(step)):
+        if self._steps < self.mode.k_steps and not self.client.repeats_a_message():
             return {}
         self._meet()
         return self.take()
