@@ -2,10 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from jaxfleet.observability.timeline import NO_SPANS, Spans
 
@@ -26,6 +25,18 @@ class StepTimes:
     by_span: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
+class _OpenSpan:
+    """A span that has not ended.
+
+    Attributes:
+        inner_s: seconds of the spans within it.
+    """
+
+    name: str
+    inner_s: float = 0.0
+
+
 class StepSpans(Spans):
     """Adds up the spans within each `step`, beside what another recorder does with them.
 
@@ -39,23 +50,33 @@ class StepSpans(Spans):
         self._recorder = recorder
         self._steps: deque[StepTimes] = deque(maxlen=_KEPT)
         self._current: StepTimes | None = None
-        self._open: list[_TimedSpan] = []
+        self._open: list[_OpenSpan] = []
         self._has_begun = False  # the first step has ended
 
-    def span(self, name: str, /, **facts: object) -> AbstractContextManager[None]:
-        return _TimedSpan(self, name, self._recorder.span(name, **facts))
+    @contextmanager
+    def span(self, name: str, /, **facts: object) -> Iterator[None]:
+        is_done = False
+        with self._recorder.span(name, **facts):
+            opened, began = self._begin(name), time.perf_counter()
+            try:
+                yield
+                is_done = True
+            finally:
+                self._end(opened, time.perf_counter() - began, failed=not is_done)
 
     def newest(self, count: int) -> Sequence[StepTimes]:
         """Returns the times of the newest complete steps, at most this many."""
         return list(self._steps)[-count:] if count > 0 else []
 
-    def _begin(self, span: "_TimedSpan") -> None:
-        if span.name == _STEP:
+    def _begin(self, name: str) -> _OpenSpan:
+        opened = _OpenSpan(name)
+        if name == _STEP:
             self._current = StepTimes()
             self._open.clear()
-        self._open.append(span)
+        self._open.append(opened)
+        return opened
 
-    def _end(self, span: "_TimedSpan", took_s: float, *, failed: bool) -> None:
+    def _end(self, span: _OpenSpan, took_s: float, *, failed: bool) -> None:
         if not self._open or self._open.pop() is not span:
             return  # the step around it has begun again
         if self._open:
@@ -71,28 +92,3 @@ class StepSpans(Spans):
         if not failed and self._has_begun:
             self._steps.append(step)
         self._has_begun = True
-
-
-class _TimedSpan(AbstractContextManager[None]):
-    """One span, in the recorder around it too."""
-
-    __slots__ = ("_began", "_recorded", "_spans", "inner_s", "name")
-
-    def __init__(self, spans: StepSpans, name: str, recorded: AbstractContextManager[None]) -> None:
-        self._spans, self.name, self._recorded = spans, name, recorded
-        self._began = self.inner_s = 0.0
-
-    def __enter__(self) -> None:
-        self._recorded.__enter__()
-        self._spans._begin(self)  # noqa: SLF001
-        self._began = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        took_s = time.perf_counter() - self._began
-        self._spans._end(self, took_s, failed=error is not None)  # noqa: SLF001
-        self._recorded.__exit__(kind, error, trace)
