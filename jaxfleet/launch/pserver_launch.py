@@ -227,11 +227,10 @@ class _Launch:
         budget = self._budgets[role][index]
         if role == "server" and process.status == PORT_TAKEN:
             budget = self._taken[index]
+        if role == "trainer" and self.scaling.came_too_late(index):
+            return None
         if role == "trainer" and self.scaling.is_last(index):
             return failure(process)
-        is_done = role == "trainer" and self.scaling.is_too_late(index)
-        if is_done and self.scaling.goes_on_without(index):
-            return None
         delay_s = budget.spend(process)
         if delay_s is None:
             if budget.why_none:

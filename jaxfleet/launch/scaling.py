@@ -204,30 +204,39 @@ class TrainerScaling:
         self._console.say(f"{process.name} {process.ending}: it has left the job")
         return True
 
+    def came_too_late(self, number: int) -> bool:
+        """Whether a dead trainer was to join a job that is done; it is forgotten then."""
+        servers = self._members.servers.values()
+        is_done = bool(servers) and all(one.status == 0 for one in servers)
+        if not is_done or number not in self._members.joined:
+            return False
+        self._forget(number, "the job was done")
+        return True
+
     def is_last(self, number: int) -> bool:
         """Whether a dead trainer leaves none with which it could go on."""
-        has_others = self._others(number) > 0 or self.is_too_late(number)
-        return self._members.joins_again(number) and not has_others
+        return self._members.joins_again(number) and not self._others(number)
 
     def goes_on_without(self, number: int) -> bool:
         """Whether the job goes on without a dead trainer; it is forgotten then."""
         least = self._job.min_trainers
         if least is None:
             least = 1 if number in self._members.joined else None
-        others, is_too_late = self._others(number), self.is_too_late(number)
-        if not is_too_late and (least is None or others < least):
+        others = self._others(number)
+        if least is None or others < least:
             return False
-        is_asked = self._job.min_trainers is not None and not is_too_late
-        if is_asked and (why := self._why_not()):
+        if self._job.min_trainers is not None and (why := self._why_not()):
             name = self._members.trainers[number].name
             self._console.complain(f"the job cannot go on without {name}: {why}")
             return False
+        self._forget(number, f"the job goes on with {_counted(others)}")
+        return True
+
+    def _forget(self, number: int, so: str) -> None:
         process = self._members.forget(number)
-        so = "the job was done" if is_too_late else f"the job goes on with {_counted(others)}"
         self._console.complain(
             f"{process.name} {process.ending} after {process.seconds:.1f} s; {so}"
         )
-        return True
 
     def _why_not(self) -> str:
         """Returns why the job cannot go on without a trainer; empty if it can."""
@@ -244,12 +253,6 @@ class TrainerScaling:
     def _others(self, number: int) -> int:
         running = [at for at in self._present if self._members.trainers[at].status is None]
         return len({*running} - {number})
-
-    def is_too_late(self, number: int) -> bool:
-        """Whether a trainer was to join, and the servers have ended well: the job is done."""
-        servers = self._members.servers.values()
-        have_ended = bool(servers) and all(one.status == 0 for one in servers)
-        return have_ended and number in self._members.joined
 
 
 def _counted(trainers: int) -> str:
