@@ -6,7 +6,7 @@ training steps took is recorded as they run, since a call of a trainer cannot be
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -22,7 +22,7 @@ from jaxfleet.lower.partition import Segment, segments
 from jaxfleet.observability import StepSpans, StepTimes
 from jaxfleet.ops import Array
 from jaxfleet.ps.client.client import Client
-from jaxfleet.report import TimePart
+from jaxfleet.report import Measured, TimePart
 from jaxfleet.runtime.program_timing import FirstRunTimer, add_times, rows_of_one
 from jaxfleet.runtime.step_timing import Calls, measured
 from jaxfleet.transport.messages import Kind
@@ -133,6 +133,8 @@ class TrainerTimer:
     client: Client
     cache: ExecutableCache
     _steps: int = 0
+    _blocks: Measured = field(init=False)
+    _rows: int | None = None  # for which the blocks were timed
 
     def __post_init__(self) -> None:
         self.spans = StepSpans(self.client.spans)
@@ -144,13 +146,15 @@ class TrainerTimer:
         """Adds times to the dump before the first step, and after as many as are timed."""
         calls, number = self.first.calls, self._steps
         self._steps += 1
-        if number not in {0, calls + 1}:
-            return
-        timing = measured(jax.devices()[:1], lambda: blocks_of(program, sizes, self.cache), calls)
-        if number:
+        if number == 0:
+            devices, self._rows = jax.devices()[:1], rows_of_one(data, 1)
+            self._blocks = measured(devices, lambda: blocks_of(program, sizes, self.cache), calls)
+            add_times(self.first.folder, self._blocks, self._rows)
+        elif number == calls + 1:
             counters: list[Mapping[str, Any]] = []
             with suppress(JaxfleetError):  # a server may be away; the job goes on
                 counters = counters_of_servers(self.client)
             parts, steps = times_of_training(self.spans, calls, counters)
-            timing = replace(timing, parts=parts, steps=steps)
-        add_times(self.first.folder, timing, rows_of_one(data, 1))
+            add_times(
+                self.first.folder, replace(self._blocks, parts=parts, steps=steps), self._rows
+            )
