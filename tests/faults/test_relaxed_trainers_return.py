@@ -22,7 +22,13 @@ from tests.faults.memory_training import TrainingJob
 from tests.faults.test_asynchronous_modes import lowest
 from tests.faults.test_leases import ONCE, dying, once
 from tests.faults.test_modes import EVERY, STEPS, TRAINERS, counted, options
-from tests.faults.test_trainers_return import AWAY_S, kill_at, kill_before
+from tests.faults.test_trainers_return import (
+    AWAY_S,
+    kill_at,
+    kill_before,
+    kill_between_steps,
+    saves,
+)
 
 WAITS = (f"--steps={STEPS}", "--pause=0.15", "--on-lost=wait")
 ASYNC = ("--kind=count_rows", "--communication=async", "--staleness=5", "--step-timeout=30")
@@ -162,27 +168,10 @@ def test_servers_killed_after_a_trainer_returned_count_once(mode: str, tmp_path:
 def test_a_trainer_killed_in_operations_between_steps_does_them_again(
     mode: str, trainer: int, number: int, tmp_path: Path
 ) -> None:
-    job, sent, is_between = job_of(mode), 0, [False, False]
-
-    def between(step: TrainerStep, state: Any, done: int) -> Any:
-        me = step.client.me.trainer
-        if done == 7:
-            is_between[me] = True
-            step.save(tmp_path / "saved", state)  # twice at this step
-            step.save(tmp_path / "saved", state)
-            step.pull(state)
-            is_between[me] = False
-        return state
-
-    def counts(_server: int, _message: Message) -> bool:
-        nonlocal sent
-        sent += is_between[trainer]
-        return is_between[trainer] and sent == number
-
-    kill_at(job, trainer, counts, away_s=AWAY_S)
-    job.between = between
+    job = job_of(mode)
+    is_due = kill_between_steps(job, trainer, number, saves(tmp_path / "saved", 7), after=7)
     job.run()
-    assert job.lives[trainer] == 2 or sent < number
+    assert job.lives[trainer] == 2 or not is_due()
     check_counts(job, mode)
     example = training.start("count_rows"), next(training.batches(1, "count_rows"))
     single: Any = jf.distribute(training.make_step("count_rows"), example, "single")

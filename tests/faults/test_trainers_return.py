@@ -71,6 +71,45 @@ def kill_before(job: TrainingJob, trainer: int, number: int, *, away_s: float) -
     kill_at(job, trainer, counts, away_s=away_s)
 
 
+Operations = Callable[[TrainerStep, Any, int], None]  # on a step, with its state and number
+
+
+def kill_between_steps(
+    job: TrainingJob, trainer: int, number: int, operate: Operations, *, after: int
+) -> Callable[[], bool]:
+    """Runs operations after steps, and kills a trainer's first process in those after one of them.
+
+    It is killed before its nth message there; returns whether it has come to that.
+    """
+    sent, are_counted = 0, [False, False]
+
+    def between(step: TrainerStep, state: Any, done: int) -> Any:
+        me = step.client.me.trainer
+        are_counted[me] = done == after
+        operate(step, state, done)
+        are_counted[me] = False
+        return state
+
+    def counts(_server: int, _message: Message) -> bool:
+        nonlocal sent
+        sent += are_counted[trainer]
+        return are_counted[trainer] and sent == number
+
+    kill_at(job, trainer, counts, away_s=AWAY_S)
+    job.between = between
+    return lambda: sent >= number
+
+
+def saves(folder: Path, *steps: int) -> Operations:
+    def operate(step: TrainerStep, state: Any, done: int) -> None:
+        if done in steps:
+            step.save(folder, state)  # twice at this step
+            step.save(folder, state)
+            step.pull(state)
+
+    return operate
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("number", by_default(MESSAGES, 7, 11, 15, 19, 23, 27))
 @pytest.mark.parametrize("trainer", [0, 1])
@@ -124,31 +163,26 @@ def test_rows_of_the_step_before_that_a_server_lacks_are_taken_again(
 def test_a_trainer_killed_in_operations_on_a_table_changes_nothing(
     trainer: int, number: int, undisturbed: Undisturbed
 ) -> None:
-    job, sent, is_between = waiting("table"), 0, [False, False]
+    job = waiting("table")
     rows: list[dict[int, np.ndarray]] = [{}, {}]
-    tokens: set[str] = set()
-    keys = np.arange(-9, 9) << 40
+    keys, tokens = np.arange(-9, 9) << 40, set[str]()
 
-    def between(step: TrainerStep, state: Any, done: int) -> Any:
-        me = step.client.me.trainer
-        is_between[me] = done == 3
+    def operate(step: TrainerStep, _state: Any, done: int) -> None:
         if done == 3:
             step.shrink("users")
-        rows[me][done] = step.look_up("users", keys)
-        is_between[me] = False
-        return state
+        rows[step.client.me.trainer][done] = step.look_up("users", keys)
 
-    def counts(_server: int, message: Message) -> bool:
-        nonlocal sent
-        sent += is_between[trainer]
+    is_due = kill_between_steps(job, trainer, number, operate, after=3)
+    look = job.on_send
+
+    def note(sender: int, server: int, message: Message) -> None:
         if message.kind is Kind.SHRINK:
             tokens.add(str(message.body["token"]))
-        return is_between[trainer] and sent == number
+        look(sender, server, message)
 
-    kill_at(job, trainer, counts, away_s=AWAY_S)
-    job.between = between
+    job.on_send = note
     job.run()
-    assert job.lives[trainer] == 2 or sent < number
+    assert job.lives[trainer] == 2 or not is_due()
     check_same(job.results(), undisturbed("table", STEPS))
     assert len(tokens) <= 1  # servers know the operation when it is done again
     for done in range(1, STEPS + 1):
@@ -243,27 +277,10 @@ def test_a_trainer_killed_before_what_each_server_receives_changes_nothing(
 def test_a_trainer_killed_in_operations_between_steps_changes_nothing(
     trainer: int, number: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    job, sent, is_between = waiting("norm"), 0, [False, False]
-
-    def between(step: TrainerStep, state: Any, done: int) -> Any:
-        me = step.client.me.trainer
-        if done in {2, 3}:
-            is_between[me] = done == 3
-            step.save(tmp_path / "saved", state)  # twice at this step
-            step.save(tmp_path / "saved", state)
-            step.pull(state)
-            is_between[me] = False
-        return state
-
-    def counts(_server: int, _message: Message) -> bool:
-        nonlocal sent
-        sent += is_between[trainer]
-        return is_between[trainer] and sent == number
-
-    kill_at(job, trainer, counts, away_s=AWAY_S)
-    job.between = between
+    job = waiting("norm")
+    is_due = kill_between_steps(job, trainer, number, saves(tmp_path / "saved", 2, 3), after=3)
     job.run()
-    assert job.lives[trainer] == 2 or sent < number
+    assert job.lives[trainer] == 2 or not is_due()
     check_same(job.results(), undisturbed("norm", STEPS))
     example = training.start("norm"), next(training.batches(1))
     single: Any = jf.distribute(training.make_step("norm"), example, "single")
