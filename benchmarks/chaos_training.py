@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def start() -> Any:
     return params, adam.init(params), jnp.zeros(HIDDEN)
 
 
+def train_until(stop: Path, step: Any, state: Any, ended: Callable[[int], None]) -> Any:
+    """Trains to the step in the file `stop`, which may appear late; returns the state.
+
+    `ended` is called after each step.
+    """
+    state, number = step.resume(state)
+    while not (stop.exists() and number >= int(stop.read_text())):
+        number += 1
+        state, metrics = step(state, batch_of(number))
+        np.asarray(metrics["loss"])
+        ended(number)
+    return state
+
+
 def train_sync(folder: Path, pause_s: float) -> None:
     """Trains to the step in the file `stop`, which may appear late."""
     state: Any = start()
@@ -74,14 +89,8 @@ def train_sync(folder: Path, pause_s: float) -> None:
         mode="pserver", min_block_size=1024, on_trainer_lost="wait", trainer_return_s=WAITS_S
     )
     step = jf.distribute(train_step, example=(state, batch_of(0)), strategy=strategy)
-    stop = folder / "stop"
     with step:
-        state, number = step.resume(state)
-        while not (stop.exists() and number >= int(stop.read_text())):
-            number += 1
-            state, metrics = step(state, batch_of(number))
-            np.asarray(metrics["loss"])
-            report(number, pause_s)
+        state = train_until(folder / "stop", step, state, lambda at: report(at, pause_s))
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(step.pull(state))]
     np.savez(folder / f"final-{jf.rank()}.npz", *leaves)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chaos_training import batch_of, report, start, train_step
+from chaos_training import batch_of, report, start, train_step, train_until
 from common import Bar, print_bars, print_table
 from launched import LONGEST_S, LaunchedJob, ending_on_signals
 
@@ -42,17 +42,17 @@ def train(folder: Path, *, joins: bool) -> None:
         mode="pserver", min_block_size=1024, on_trainer_lost="continue"
     )
     step = jf.distribute(train_step, example=(state, batch_of(0)), strategy=strategy)
-    stop, numbers, ends = folder / "stop", [], []
+    numbers: list[int] = []
+    ends: list[float] = []
     rank = "joined" if joins else str(jf.rank())
+
+    def ended(number: int) -> None:
+        numbers.append(number)
+        ends.append(time.monotonic())
+        report(number, 0.0)
+
     with step:
-        state, number = step.resume(state)
-        while not (stop.exists() and number >= int(stop.read_text())):
-            number += 1
-            state, metrics = step(state, batch_of(number))
-            np.asarray(metrics["loss"])
-            numbers.append(number)
-            ends.append(time.monotonic())
-            report(number, 0.0)
+        train_until(folder / "stop", step, state, ended)
     np.savez(folder / f"{rank}.npz", numbers=np.array(numbers), ends=np.array(ends))
 
 
