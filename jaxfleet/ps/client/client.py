@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
-from jaxfleet.ps.client.departure import Departure
+from jaxfleet.ps.client.bye_sender import ByeSender
 from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
 from jaxfleet.ps.client.operation_names import OperationNames
@@ -279,7 +279,7 @@ class Client(RequestSender):
                 self._save_last()
             self._check_s = _CHECK_BYE_S
             with suppress(JaxfleetError, MembershipChangedError):
-                Departure(self, self._heartbeat, self._clock, self.wait, self._go_on).say_bye()
+                ByeSender(self, self._heartbeat, self._clock, self.wait, self._go_on).send()
         finally:
             self.abandon()
 

@@ -16,7 +16,7 @@ _POLL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Departure:
+class ByeSender:
     """Says bye to the servers.
 
     A server without a bye waits for its trainer as for one that was lost. One that has all byes
@@ -33,7 +33,7 @@ class Departure:
     wait: Callable[[Sequence[PendingRequest], float], None]
     receive: Callable[[float], None]
 
-    def say_bye(self) -> None:
+    def send(self) -> None:
         """Says bye; still waits for a server that may be restarted.
 
         Otherwise the restarted server would wait for trainers that ended long ago.
