@@ -5,6 +5,7 @@ a whole table trainer 0 requests from the servers, while the others wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import CheckpointError, JaxfleetError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
+from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.runtime.checkpointing import open_for, read_leaves
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.transport.messages import Kind, Plain, Tensor
@@ -50,7 +52,8 @@ def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[A
     if client.me.trainer == 0 and not _is_agreed(client, what):
         body: dict[str, Any] = {"path": str(Path(path).absolute())}
         try:
-            client.wait([client.request(s, Kind.LOAD, body=body) for s in _servers(client)])
+            _wait_for_all(client, [client.request(s, Kind.LOAD, body=body)
+                                   for s in _servers(client)])  # fmt: skip
         except JaxfleetError as found:
             error = found
     agree(client, what, error, rewinds=True)
@@ -76,7 +79,7 @@ def _save(
     try:
         pieces = [Piece.whole(name, array) for name, array in served.own(leaves).items()]
         receipts.append(write_part(path, "trainers", pieces, step=step))
-        client.wait(asked)
+        _wait_for_all(client, asked)
         for request in asked:
             assert request.answer is not None
             receipts.append(_receipt(request.answer.body.get("receipt")))
@@ -84,9 +87,27 @@ def _save(
         if data is None and isinstance(leased, dict):
             data = leased  # the position of the job's ledger
         commit(path, receipts, step=step, facts=position_facts(data))
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, CheckpointError | OSError):
+            with suppress(CheckpointError):
+                _wait_for_all(client, asked)
         discard(path, receipts)
         raise
+
+
+def _wait_for_all(client: Client, asked: Sequence[PendingRequest]) -> None:
+    """Waits until all servers have answered, then raises the first error of a checkpoint.
+
+    An error that came later would be raised by whatever the trainer does then.
+    """
+    first: CheckpointError | None = None
+    while left := [each for each in asked if client.awaits(each)]:
+        try:
+            client.wait(left)
+        except CheckpointError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _receipt(plain: object) -> PartReceipt:

@@ -131,6 +131,10 @@ class RequestSender:
         self.send(server, message)
         return found
 
+    def awaits(self, request: PendingRequest) -> bool:
+        """Whether a request has neither an answer nor an error yet."""
+        return request.message.number in self.servers[request.server].waiting
+
     def push(
         self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
     ) -> None:
