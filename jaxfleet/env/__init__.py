@@ -16,6 +16,7 @@ from jaxfleet.env.fluid import says_how_many_cpu_devices as says_how_many_cpu_de
 from jaxfleet.env.fluid import wants_gpus as wants_gpus
 from jaxfleet.env.folders import is_private as is_private
 from jaxfleet.env.folders import runtime_dir as runtime_dir
+from jaxfleet.env.jobs import MOVING as MOVING
 from jaxfleet.env.jobs import CloudNodes as CloudNodes
 from jaxfleet.env.jobs import JobName as JobName
 from jaxfleet.env.jobs import PserverRole as PserverRole

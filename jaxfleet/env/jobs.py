@@ -144,6 +144,7 @@ def read_cloud_nodes() -> CloudNodes:
 
 
 _SYSTEM_JOB = "SYS_JOB_ID"
+MOVING = "moving"  # a folder beside the servers' own checkpoints: what goes to other servers
 _ROLES: Mapping[str, Literal["trainer", "pserver"]] = {"TRAINER": "trainer", "PSERVER": "pserver"}
 
 

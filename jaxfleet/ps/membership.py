@@ -1,4 +1,4 @@
-"""The members of a job: its trainers in order, from one change of their number to the next."""
+"""The members of a job: its trainers in order, and its servers, from one change to the next."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +8,39 @@ from jaxfleet.transport.messages import Plain
 CHANGED = "rescaled"  # the error of requests of an epoch that ends
 _MOST = 1 << 16  # trainers of a job
 _LONGEST = 200  # characters of a session
+_MOST_SERVERS = 1024
+_LONGEST_PLACE = 4096  # characters of an endpoint or a folder
+
+
+@dataclass(frozen=True)
+class ServerMove:
+    """Other servers with which a job goes on.
+
+    Attributes:
+        servers: their endpoints, in order; those that stay come first, in their own places.
+        folder: where the state is saved for them, which all processes of the job can access.
+    """
+
+    servers: tuple[str, ...]
+    folder: str
+
+    def plain(self) -> dict[str, Plain]:
+        """Returns the fields of a message."""
+        servers: list[Plain] = list(self.servers)
+        return {"moves_to": servers, "moves_through": self.folder}
+
+    @classmethod
+    def of(cls, body: Mapping[str, Plain]) -> "ServerMove | None":
+        """Returns the move in a message; None if there is none, or it is malformed."""
+        servers, folder = body.get("moves_to"), body.get("moves_through")
+        if not isinstance(folder, str) or not 0 < len(folder) <= _LONGEST_PLACE:
+            return None
+        if not isinstance(servers, list) or not 0 < len(servers) <= _MOST_SERVERS:
+            return None
+        found = [each for each in servers if isinstance(each, str) and len(each) <= _LONGEST_PLACE]
+        if len(set(found)) < len(servers):
+            return None
+        return cls(tuple(found), folder)
 
 
 @dataclass(frozen=True)
@@ -18,11 +51,13 @@ class Membership:
         epoch: number of changes before; members of an earlier one have no part in this.
         sessions: the processes, in the order of their numbers.
         dismissed: processes that can have no equal part of the batch: they leave without error.
+        move: other servers, to which the job moves once it has done a step; None if they stay.
     """
 
     epoch: int = 0
     sessions: tuple[str, ...] = ()
     dismissed: tuple[str, ...] = ()
+    move: ServerMove | None = None
 
     def number_of(self, session: str) -> int | None:
         """Returns the number of a process; None if it is not a member."""
@@ -32,7 +67,12 @@ class Membership:
         """Returns the fields of a message."""
         members: list[Plain] = list(self.sessions)
         dismissed: list[Plain] = list(self.dismissed)
-        return {"epoch": self.epoch, "members": members, "dismissed": dismissed}
+        move = self.move.plain() if self.move is not None else {}
+        return {"epoch": self.epoch, "members": members, "dismissed": dismissed, **move}
+
+    def moved(self) -> "Membership":
+        """Returns that of the same trainers at the servers to which they have moved."""
+        return Membership(self.epoch + 1, self.sessions)
 
     @classmethod
     def of(cls, body: Mapping[str, Plain]) -> "Membership | None":
@@ -46,7 +86,7 @@ class Membership:
         sessions, gone = (tuple(found or ()) for found in lists)
         if len(set(sessions)) < len(sessions):
             return None
-        return cls(epoch, sessions, gone)
+        return cls(epoch, sessions, gone, ServerMove.of(body))
 
 
 def _sessions(value: Plain) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Places of a process in its job: as the environment says, and as the job says when it changes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from jaxfleet.env import PserverRole
@@ -18,12 +18,24 @@ from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.transport.buffers import keep_freed_memory
 
 
-@dataclass(frozen=True)
+@dataclass
 class JobPlaces:
-    """Makes programs and clients for the places that a trainer's process has in its job."""
+    """Makes programs and clients for the places that a trainer's process has in its job.
+
+    Attributes:
+        cluster: its first place.
+        endpoints: of the servers that the job has now.
+    """
 
     cluster: PserverRole
     strategy: DistributedStrategy
+    endpoints: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.endpoints = self.cluster.endpoints
+
+    def move_to(self, endpoints: tuple[str, ...]) -> None:
+        self.endpoints = endpoints
 
     @property
     def joins(self) -> bool:
@@ -37,7 +49,7 @@ class JobPlaces:
 
     def programs(self, trainer: int, trainers: int) -> Programs:
         return programs_for(
-            self.strategy, trainer=trainer, trainers=trainers, endpoints=self.cluster.endpoints
+            self.strategy, trainer=trainer, trainers=trainers, endpoints=self.endpoints
         )
 
     def connect(self, job: JobPrograms, members: Membership, session: str) -> Client:
@@ -65,6 +77,7 @@ class JobPlaces:
                 connect_s=self.strategy.connect_s,
                 silent_s=self.strategy.lost_after_s + cluster.server_return_s,
                 begins=cluster.restart > 0 and cluster.trainer_id < cluster.trainers,
+                take_servers=self.move_to,
             )
         finally:
             heartbeat.close()
@@ -77,7 +90,7 @@ class JobPlaces:
             name=cluster.job,
             trainer=trainer,
             trainers=trainers,
-            endpoints=cluster.endpoints,
+            endpoints=self.endpoints,
             life=cluster.restart,
         )
 

@@ -56,6 +56,10 @@ class Scaling(Protocol):
         """Returns the client of a member."""
         ...
 
+    def move_to(self, endpoints: tuple[str, ...]) -> None:
+        """Makes programs for other servers from now on, and connects to those."""
+        ...
+
     def join(self, session: str, digest: Callable[[int], str]) -> Membership | None:
         """Waits until the job has this process as a member; None if it begins the job instead.
 
@@ -115,6 +119,7 @@ class ChangingTrainer(ABC):
     _leaving: LeaveRequest
     _sent: tuple[list[Any], list[Any]] | None  # a state as given, and as servers have it
     _joined: Mapping[str, Any] | None  # the state that a process receives which joins
+    _epoch_step: int  # after which the members of the job were those that they are
 
     @property
     @abstractmethod
@@ -207,6 +212,7 @@ class ChangingTrainer(ABC):
             client.abandon()
             raise
         self._lines.replace(client)
+        self._epoch_step = client.step
         old.abandon()
 
     def _end(self, membership: Membership, old: Client) -> None:
@@ -251,6 +257,7 @@ class ChangingTrainer(ABC):
                 raise
             else:
                 self._compares = False
+                self._epoch_step = client.step
                 return client
 
     def _meet(self, client: Client, step: int) -> Mapping[str, Any] | None:

@@ -38,10 +38,10 @@ from jaxfleet.runtime.step_inputs import compare_batches
 from jaxfleet.runtime.step_state import Handle, NewestState
 from jaxfleet.runtime.step_view import add_to_dump
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
-from jaxfleet.runtime.trainer_checkpoints import TrainerCheckpoints
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
 from jaxfleet.runtime.trainer_membership import Scaling, check_trainer_lost
+from jaxfleet.runtime.trainer_moves import TrainerMoves
 from jaxfleet.runtime.trainer_timing import counters_of_servers
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
@@ -50,7 +50,7 @@ from jaxfleet.tables.host_lookup import looked_up, specs_of
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
-class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[State, Metrics]):
+class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, Metrics]):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -72,7 +72,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
     ) -> None:
         self.captured, self.strategy = captured, strategy
         self._cache = cache if cache is not None else ExecutableCache()
-        self._scaling, self._joined = scaling, None
+        self._scaling, self._joined, self._epoch_step = scaling, None, 0
         self._leaving = LeaveRequest(strategy.sigterm_grace_s)
         self._sent: tuple[list[Any], list[Any]] | None = None  # a state that is no step's result
         self._take(programs, example)
@@ -153,6 +153,7 @@ class TrainerStep(TrainerViews, TrainerCheckpoints[State], Logging, Evaluating[S
         self._before_call()
         if self._leaving.is_made:
             self._leave()
+        leaves = self._at_its_servers(leaves)
         metrics = self._through_changes(lambda: self._computed(leaves, tree, data, rows))
         state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
         self._through_changes(self._save_own)

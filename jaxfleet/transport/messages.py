@@ -40,6 +40,7 @@ class Kind(enum.Enum):
     PENDING = "pending"
     JOIN = "join"
     LEAVE = "leave"
+    MOVE = "move"
     MEMBERS = "members"
     PARTS = "parts"
     KEEP = "keep"

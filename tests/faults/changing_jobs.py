@@ -1,7 +1,7 @@
 """Jobs of the training script whose trainers change while they run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -96,11 +96,18 @@ class _Scaling:
     job: ChangingJob
     process: int
     joins: bool
+    endpoints: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.endpoints = self.job.endpoints
+
+    def move_to(self, endpoints: tuple[str, ...]) -> None:
+        self.endpoints = endpoints
 
     def programs(self, trainer: int, trainers: int) -> Programs:
         job = self.job
         kind = job.joining_kind if self.joins else job.args.kind
-        return programs(kind, job.strategy, trainer, trainers, job.endpoints)
+        return programs(kind, job.strategy, trainer, trainers, self.endpoints)
 
     def connect(self, job: JobPrograms, members: Membership, session: str) -> Client:
         number = members.number_of(session)
@@ -110,7 +117,7 @@ class _Scaling:
             name=NAME,
             trainer=number,
             trainers=len(members.sessions),
-            endpoints=self.job.endpoints,
+            endpoints=self.endpoints,
         )
         me = replace(me, membership=members, session=session)
         timeouts = timeouts_of(self.job.strategy, server_return_s=self.job.returns_s)
@@ -127,6 +134,7 @@ class _Scaling:
                 digest=digest,
                 clock=self.job.network.clock,
                 connect_s=self.job.strategy.connect_s,
+                take_servers=self.move_to,
             )
         finally:
             lines.close()

@@ -74,6 +74,7 @@ class MemoryJob:
     Args:
         folder: where servers keep checkpoints; needed with `returns_s`.
         servers: the number of servers.
+        more_servers: the number of those that wait until the job moves to them.
         trainers: the number of trainers.
         returns_s: how long trainers wait for a server; with it, servers keep checkpoints.
         step_s: the servers' limit for living peers.
@@ -92,6 +93,7 @@ class MemoryJob:
         folder: Path | None = None,
         *,
         servers: int = 2,
+        more_servers: int = 0,
         trainers: int = 2,
         returns_s: float = 0.0,
         step_s: float = STEP_S,
@@ -104,10 +106,11 @@ class MemoryJob:
         self.expected = trainers  # by servers, when the job begins
         self.trainer_return_s: float | None = None
         self.launch_id = launch_id
-        self.endpoints = local_endpoints(servers)
+        self.places = local_endpoints(servers + more_servers)
+        self.endpoints = self.places[:servers]
         self.network = MemoryNetwork(faults=faults)
         self.ends: dict[str, End] = {}
-        self.starts, self.lives = [0] * servers, [0] * trainers
+        self.starts, self.lives = [0] * len(self.places), [0] * trainers
         self.on_send: Callable[[int, int, Message], None] = lambda *_: None
         self._listeners: dict[int, Listener] = {}
         self._away_s: dict[int, float] = {}
@@ -129,7 +132,7 @@ class MemoryJob:
         """
         self._moments = at or {}
         people: dict[str, Callable[[], None]] = {}
-        for server in range(len(self.endpoints)):
+        for server in range(len(self.places)):
             people[f"server {server}"] = partial(self._serve, server)
         for trainer in range(self.trainers):
             people[f"trainer {trainer}"] = partial(self._train, trainer)
@@ -197,7 +200,7 @@ class MemoryJob:
         network = StoppingNetwork(self, f"trainer {process}", process)
         beats = Heartbeat(
             network,
-            self.endpoints,
+            me.endpoints,
             sender=me.name,
             session=me.session,
             every_s=min(1.0, timeouts.lost_after_s / 5),
@@ -206,7 +209,7 @@ class MemoryJob:
         )
         self._beats.setdefault(process, []).append(beats)
         return Client(
-            network.connect(self.endpoints),
+            network.connect(me.endpoints),
             me,
             timeouts=timeouts,
             heartbeat=beats,
@@ -262,12 +265,16 @@ class MemoryJob:
             checkpoint_dir=self.folder,
         )
         network, clock = StoppingNetwork(self, f"server {server}"), self.network.clock
-        core = ServerCore(self.endpoints[server], CACHE, clock, options)
-        self._listeners[server] = listener = network.listen(self.endpoints[server])
+        core = ServerCore(self.places[server], CACHE, clock, options)
+        self._listeners[server] = listener = network.listen(self.places[server])
         self.starts[server] += 1
-        served = Server(core, listener, connect=network.connect, clock=clock, threaded=False)
+        served = partial(Server, connect=network.connect, clock=clock, threaded=False)
         try:
-            served.serve()
+            served(core, listener).serve()
+            while (members := core.next_members) is not None:  # as `ps.server.process.serve`
+                core = ServerCore(self.places[server], CACHE, clock, options)
+                core.expect(members)
+                served(core, listener).serve()
         except ClosedError:
             if server not in self._away_s:
                 raise

@@ -95,3 +95,28 @@ def test_it_waits_for_a_server_that_does_not_know_the_trainers_yet() -> None:
 def test_any_other_process_waits_for_a_job_that_has_not_begun() -> None:
     found, asked = joined({"trainers": 0}, {"trainers": 0}, MEMBER, begins=False)
     assert (found, asked) == (Membership(1, ("a", "s")), 3)
+
+
+def test_it_makes_its_programs_again_for_other_servers_than_it_knew() -> None:
+    asked: list[tuple[int, tuple[str, ...]]] = []
+    servers: list[tuple[str, ...]] = [()]
+
+    def digest(trainers: int) -> str:
+        asked.append((trainers, servers[-1]))
+        return "abc"
+
+    two: dict[str, Plain] = {"trainers": 1, "servers": ["a:1", "b:1"]}
+    one: dict[str, Plain] = {"trainers": 1, "servers": ["a:1"]}
+    lines = Lines([two, {"trainers": 1, "waits": True}, one, {**MEMBER, "servers": ["a:1"]}])
+    found = join_job(
+        lines,
+        job="j",
+        session="s",
+        digest=digest,
+        clock=lambda: lines.now,
+        connect_s=5.0,
+        take_servers=servers.append,
+    )
+    assert found == Membership(1, ("a", "s"))
+    assert asked == [(1, ("a:1", "b:1")), (1, ("a:1",))]
+    assert lines.asked[-1].body["servers"] == ["a:1"]

@@ -1,10 +1,11 @@
-"""Byes of a trainer that has ended, said until each server has answered or has ended itself."""
+"""Byes of a trainer, said until each server has answered, or is not there any more."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from jaxfleet.errors import PeerLostError
+from jaxfleet.observability import LongWait
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.request_sender import RequestSender
 from jaxfleet.ps.client.server_session import PendingRequest
@@ -55,3 +56,38 @@ class ByeSender:
             return False
         heard = self.heartbeat.pulse(bye.server).last_heard_s
         return heard is not None and heard > max(since, self.clock() - _BYE_S)
+
+
+@dataclass(frozen=True)
+class MoveSender:
+    """Says bye to servers from which all trainers move to others.
+
+    They answer when all trainers have said it. Then they end, or begin anew and know none of
+    them: nothing is repeated to one that is not what it was.
+
+    Attributes:
+        receive: receives for some seconds, without returning to servers that were started again.
+    """
+
+    outbox: RequestSender
+    heartbeat: Heartbeat | None
+    clock: Callable[[], float]
+    receive: Callable[[float], None]
+
+    def send(self, limit_s: float) -> list[PendingRequest]:
+        """Says bye; returns the byes that servers have not taken after so many seconds."""
+        outbox, until, wait = self.outbox, self.clock() + limit_s, LongWait(self.clock)
+        byes = [outbox.request(at, Kind.BYE, body={"moves": True})
+                for at in range(len(outbox.servers))]  # fmt: skip
+        while (left := [bye for bye in byes if not self._is_over(bye)]) and self.clock() < until:
+            self.receive(_POLL_S)
+            wait.look(lambda: f"{outbox.me.name} waits for the others, to move to other servers")
+        return left
+
+    def _is_over(self, bye: PendingRequest) -> bool:
+        known = self.outbox.servers[bye.server]
+        if bye.is_done or not known.is_level or self.heartbeat is None:
+            return bye.is_done or not known.is_level
+        incarnation = self.heartbeat.pulse(bye.server).incarnation
+        is_new = bool(incarnation) and str(incarnation) not in known.welcomes
+        return is_new or self.heartbeat.silent_s(bye.server) > self.outbox.timeouts.lost_after_s

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
-from jaxfleet.ps.client.bye_sender import ByeSender
+from jaxfleet.ps.client.bye_sender import ByeSender, MoveSender
 from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
 from jaxfleet.ps.client.operation_names import OperationNames
@@ -228,10 +228,14 @@ class Client(RequestSender):
         self._look(())
         self._bring_level()
 
-    def _go_on(self, timeout_s: float) -> None:
-        """Handles a received message, whichever servers are lost."""
+    def _hear(self, timeout_s: float) -> None:
+        """Handles a received message, whichever servers are lost or were started again."""
         self._receive(timeout_s)
         self._check_pending(self._clock())
+
+    def _go_on(self, timeout_s: float) -> None:
+        """Handles a received message, whichever servers are lost."""
+        self._hear(timeout_s)
         self._bring_level()
 
     def _look(self, requests: Sequence[PendingRequest], *, at_once: bool = False) -> None:
@@ -282,6 +286,19 @@ class Client(RequestSender):
                 ByeSender(self, self._heartbeat, self._clock, self.wait, self._go_on).send()
         finally:
             self.abandon()
+
+    def move_away(self) -> None:
+        """Leaves the servers for others, with all trainers, and closes.
+
+        Raises:
+            PeerLostError: another trainer is lost or late, or a server is.
+        """
+        limit_s, sender = self._longest_s(), MoveSender(
+            self, self._heartbeat, self._clock, self._hear
+        )  # fmt: skip
+        if late := sender.send(limit_s):
+            raise self._late(late, limit_s, PeerLostError)
+        self.abandon()
 
     def abandon(self, why: str = "") -> None:
         """Closes without a bye, after a heartbeat that reports `why`; servers detect the loss."""

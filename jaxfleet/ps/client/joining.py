@@ -49,6 +49,7 @@ def join_job(
     connect_s: float,
     silent_s: float | None = None,
     begins: bool = False,
+    take_servers: Callable[[tuple[str, ...]], None] = lambda _: None,
 ) -> Membership | None:
     """Waits until a job has this process as a member, which happens at a step.
 
@@ -63,16 +64,20 @@ def join_job(
         connect_s: within how many seconds server 0 answers first.
         silent_s: how long it may be silent then; by default as long.
         begins: it was one of the first trainers, and begins the job if that has not begun.
+        take_servers: called with the servers that the job has, before `digest`.
 
     Raises:
         ConnectError: server 0 does not answer.
         ProgramError: the job's trainers cannot change, or run another program.
     """
     count, program, number, heard, limit_s = 0, "", 0, clock(), connect_s
+    servers: list[Plain] = []
     wait = LongWait(clock)
     while True:
         number += 1
         body: dict[str, Plain] = {"job": job, "session": session, "trainers": count}
+        if servers:
+            body["servers"] = servers
         answer = ask_first(
             lines, Kind.JOIN, {**body, "program": program},
             number=number, clock=clock, within_s=2 * _ASK_S,
@@ -83,13 +88,17 @@ def join_job(
                 raise ConnectError(what, hint="a process joins a job that runs")
             continue
         heard, limit_s = clock(), connect_s if silent_s is None else silent_s
+        before, found = servers, answer.get("servers")
+        if isinstance(found, list) and found != servers:
+            servers = found
+            take_servers(tuple(map(str, servers)))
         membership = Membership.of(answer)
         if membership is not None and membership.number_of(session) is not None:
             return membership
         now = answer.get("trainers")
         if now == 0 and begins and not count:
             return None
-        if isinstance(now, int) and now not in {0, count}:
+        if isinstance(now, int) and now and (now != count or servers != before):
             count, program = now, digest(now)
             heard = clock()
             continue

@@ -304,6 +304,10 @@ class RecoveryCheckpoints:
             store.forget_gone(step)
         return receipt
 
+    def forget(self) -> None:
+        """Removes all of them."""
+        self.series.remove_after(-1)
+
     def restore(self, warn: Callable[[str], None] = alert) -> RestoredServer | None:
         """Reads the last valid checkpoint, and passes to `warn` why each later one is invalid."""
         step = self.series.latest(warn=warn)

@@ -119,6 +119,7 @@ class Server:
         publish: receives metrics four times a second.
         spans: records activities.
         reserve: descriptors for checkpoints.
+        stopping: set once `serve` is to return; its own event by default.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Server:
         publish: Callable[[ServerMetrics], None] | None = None,
         spans: Spans = NO_SPANS,
         reserve: DescriptorReserve | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._attempt = _Attempt(spans, reserve or DescriptorReserve(0))
         self._core = core
@@ -146,7 +148,7 @@ class Server:
         self._worker = make(listener.wake, self._attempt) if threaded else None
         self._beside = make(listener.wake, self._attempt) if threaded else None
         self._todo: deque[DeviceTask] = deque()
-        self._stop = threading.Event()
+        self._stop = stopping or threading.Event()
 
     def stop(self) -> None:
         """Makes `serve` return soon; safe from any thread."""
@@ -156,7 +158,8 @@ class Server:
     def serve(self) -> int:
         """Serves until all trainers have left, and returns the process's exit code.
 
-        The code is 1 if a block failed or no trainer is alive.
+        The code is 1 if a block failed or no trainer is alive. The listener stays open if this
+        process is to serve anew (`ServerCore.next_members`).
         """
         try:
             while not self._core.finished and not self._stop.is_set():
@@ -168,7 +171,8 @@ class Server:
                     worker.close()
             if self._connections is not None:
                 self._connections.close()
-            self._listener.close()
+            if self._core.next_members is None:
+                self._listener.close()
         return 0 if self._core.failure is None else 1
 
     def _turn(self) -> None:

@@ -1,4 +1,4 @@
-"""Changes of a job's trainers while it runs: some are lost, leave, or join.
+"""Changes of a job's trainers while it runs: some are lost, leave, or join; servers may change too.
 
 Server 0 decides on the next membership, and tells it in heartbeats; trainers tell the other
 servers. From then on a server is *closing*: it runs no more blocks, answers what can be answered,
@@ -16,6 +16,7 @@ from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
+from jaxfleet.ps.server.server_moves import ServerMoves
 from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.ps.server.trainer_sessions import TrainerSessions
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
@@ -46,6 +47,7 @@ class MembershipChanges:
     collectives: CollectiveHandler
     sessions: TrainerSessions
     links: ServerLinks
+    moves: ServerMoves
     current: Membership = field(default_factory=Membership)
     following: Membership | None = None
     _fixed: str = "none of its trainers has come yet"  # why the members cannot change
@@ -67,8 +69,11 @@ class MembershipChanges:
             RequestError: it is not a member, or as `TrainerSessions.hello`.
         """
         given = Membership.of(message.body) or Membership()
-        if not self.trainers.facts and self.following is None:
+        is_first = not self.trainers.facts and self.following is None
+        if is_first and given.epoch >= self.current.epoch:
             self.current = given  # the first trainer, also of a server that was started again
+            if given.sessions and self.trainers.restored is None:
+                self.trainers.expect(len(given.sessions))  # of a server that was just added
         if given.epoch > self.current.epoch:
             self._arrive(peer, message, given, now)
             return
@@ -117,25 +122,53 @@ class MembershipChanges:
         Raises:
             RequestError: the job's members cannot change, or not so.
         """
-        body = message.body
+        self._check_addressee(message.body)
+        self.outbox.answer(peer, message, Kind.OK, self._candidate(message.body, now))
+
+    def move(self, peer: Peer, message: Message) -> None:
+        """Answers a launch that asks for other servers, again and again until the job has moved.
+
+        Raises:
+            RequestError: the job's servers cannot change, or not so.
+        """
+        self._check_addressee(message.body)
+        servers = self.sessions.servers
+        is_here = message.body.get("moves_to") == servers
+        if not self.trainers.facts or (is_here and not self._begun):
+            body: dict[str, Plain] = {"waits": True}  # its trainers have not done a step here yet
+        elif is_here:
+            body = {"moved": True}
+        else:
+            if self.router.step < 0:
+                what = "the job has not begun its first step"
+                raise RequestError("refused", what, hint="try again in some seconds")
+            if self._fixed:
+                what = f"no server can be added or removed: the trainers are fixed: {self._fixed}"
+                raise RequestError("refused", what)
+            self.moves.ask(message, servers, self.following or self.current)
+            body = {"moved": False}
+        self.outbox.answer(peer, message, Kind.OK, body)
+
+    def _check_addressee(self, body: Mapping[str, Plain]) -> None:
+        """Rejects what a stranger asks another job, or another server than the one that decides."""
         job = self.trainers.facts.get("job")
         if job is not None and body.get("job") != job:
             raise RequestError("refused", f"this server is of job '{job}', not '{body.get('job')}'")
         if self.sessions.server not in {0, None}:
             raise RequestError("refused", f"{self.outbox.name} decides nothing; server 0 does")
-        self.outbox.answer(peer, message, Kind.OK, self._candidate(body, now))
 
     def _candidate(self, body: Mapping[str, Plain], now: float) -> dict[str, Plain]:
         """Notes a process that waits to join once it has the job's program."""
         session = body.get("session")
         if not isinstance(session, str) or not session:
             raise RequestError("bad_message", "a process that joins names its session")
+        servers: list[Plain] = list(self.sessions.servers)
         for membership in (self.following, self.current):
             if membership is not None and membership.number_of(session) is not None:
-                return membership.plain()
-        if self.router.step < 0:
+                return {**membership.plain(), "servers": servers}
+        if self.router.step < 0 and not self.current.epoch:
             return {"trainers": 0}  # not begun yet
-        if not self.trainers.facts:
+        if self.router.step < 0 or not self.trainers.facts:
             return {"waits": True}  # started again: its trainers have not greeted it yet
         self._check("join")
         members = self._members()
@@ -144,9 +177,11 @@ class MembershipChanges:
                 "refused", "all trainers of the job are lost, and its state with them"
             )
         count = self.trainers.count
-        if body.get("trainers") != count or self.following is not None:
+        is_other = body.get("trainers") != count or body.get("servers", servers) != servers
+        if is_other or self.following is not None:
             return {
                 "trainers": count,
+                "servers": servers,
                 "rows": self._rows,
                 "leaves": self._willing.issuperset(members),
                 "goes_on": self.trainers.options.goes_on,
@@ -220,6 +255,8 @@ class MembershipChanges:
 
     def _is_over(self, now: float) -> bool:
         """Whether a trainer has left at its end, so all steps are over: the lost ones have, too."""
+        if self.moves.is_under_way:
+            return True
         known = self.trainers.by_id
         if not (self.trainers.options.goes_on and any(each.left for each in known.values())):
             return False
@@ -236,12 +273,14 @@ class MembershipChanges:
         return "a process that was joining is lost"
 
     def _admit(self, now: float) -> None:
-        """Lets candidates join that can have an equal part of the batch."""
-        members = self._members()
+        """Lets candidates join that can have an equal part of the batch; or has the job move."""
+        members, asked = self._members(), self.moves.asked
         here = [s for s in self._candidates if not self._is_lost(s, now)]
         count = self._divisor(len(members) + len(here))
         if count > len(members):
             self._announce([*members, *here[: count - len(members)]], now)
+        elif asked is not None and self.current.move is None:
+            self.close(Membership(self.current.epoch + 1, members, move=asked), now)
 
     def _divisor(self, most: int) -> int:
         """Returns the greatest number of trainers that can share the batch."""
@@ -249,12 +288,13 @@ class MembershipChanges:
 
     def _announce(self, sessions: Sequence[str], now: float) -> None:
         """Decides; those that cannot have an equal part of the batch leave."""
-        epoch = (self.following or self.current).epoch + 1
+        newest = self.following or self.current
         stay = tuple(sessions[: self._divisor(len(sessions))])
         known = {str(each.session) for each in self.trainers.by_id.values()}
         before = self.following.dismissed if self.following is not None else ()
         gone = sorted({*before, *sessions} & known - {*stay})
-        self.close(Membership(epoch, stay, tuple(gone)), now)
+        move = newest.move or self.moves.asked
+        self.close(Membership(newest.epoch + 1, stay, tuple(gone), move), now)
 
     # --- the change ----------------------------------------------------------------------------
 
@@ -342,7 +382,8 @@ class MembershipChanges:
             except RequestError as refusal:
                 self.outbox.error(peer, message, refusal)
         self.links.renew(self.sessions.me.program)
-        alert(
-            f"{self.outbox.name}: from step {self.router.step + 1} on, {members} trainers instead "
-            f"of {before}"
-        )
+        step, move = self.router.step + 1, self.current.move
+        what = f"from step {step} on, {members} trainers instead of {before}"
+        if members == before and move is not None:
+            what = f"the job goes on with {len(move.servers)} servers after step {step}"
+        alert(f"{self.outbox.name}: {what}")

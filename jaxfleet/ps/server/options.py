@@ -117,9 +117,14 @@ class SaveFolders:
 
     The folders come from the server's own configuration, never from a peer; None allows any path,
     for servers that no other process reaches. Symbolic links are resolved before the comparison.
+
+    Attributes:
+        roots: folders that a user has allowed.
+        moving: through which the state goes to other servers, None if there is none.
     """
 
     roots: tuple[Path, ...] | None = None
+    moving: Path | None = None
 
     def check(self, message: Message) -> None:
         """Rejects a message whose `path`, or nonempty `refill`, is outside all folders."""
@@ -138,7 +143,8 @@ class SaveFolders:
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null byte
             what = f"the path {path!r:.{_LONGEST_PATH}} cannot be used: {error}"
             raise RequestError("bad_message", what) from error
-        if any(found.is_relative_to(root.resolve()) for root in self.roots):
+        own = () if self.moving is None else (self.moving,)
+        if any(found.is_relative_to(root.resolve()) for root in (*self.roots, *own)):
             return
         folders = ", ".join(map(str, self.roots))
         what = f"servers {verb} checkpoints below {folders} alone, not {path:.{_LONGEST_PATH}}"

@@ -105,7 +105,8 @@ def serve(
         reserve = opened.enter_context(closing(DescriptorReserve()))
         network = job_network(secret_file)
         listener = opened.enter_context(closing(network.listen(endpoint)))
-        core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
+        cache = ExecutableCache()
+        core = ServerCore(listener.endpoint, cache, time.monotonic, options)
         metrics, restarts = opened.enter_context(closing(MetricsExporter())), read_restart()
 
         def publish(figures: ServerMetrics) -> None:
@@ -115,14 +116,20 @@ def serve(
         token_file = _give_metrics(metrics, core, options.server or 0, secret_file)
         if token_file is not None:
             opened.callback(token_file.unlink, missing_ok=True)
-        server = Server(
-            core,
-            listener,
-            connect=network.connect,
-            publish=publish,
-            spans=spans_of(f"server {options.server or 0}"),
-            reserve=reserve,
-        )
+        stopping = threading.Event()
+
+        def loop(core: ServerCore) -> Server:
+            return Server(
+                core,
+                listener,
+                connect=network.connect,
+                publish=publish,
+                spans=spans_of(f"server {options.server or 0}"),
+                reserve=reserve,
+                stopping=stopping,
+            )
+
+        server = loop(core)
         _stop_on_signals(server)
         on_listening(listener.endpoint)
         if core.step >= 0 and options.checkpoint_dir is not None:
@@ -132,6 +139,11 @@ def serve(
                 f"from its checkpoint in {folder}"
             )
         code = server.serve()
+        while (members := core.next_members) is not None and not stopping.is_set():
+            core = ServerCore(listener.endpoint, cache, time.monotonic, options)
+            core.expect(members)
+            notify(f"{core.outbox.name} begins anew: the job has other servers now")
+            code = loop(core).serve()
         publish(core.figures(time.monotonic()))
         metrics.wait_for_scrape()
     if core.failure is not None:

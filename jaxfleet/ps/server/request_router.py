@@ -292,6 +292,11 @@ class RequestRouter:
         if self.held is not None:
             self.held.keeps_past = keeps
 
+    def forget_checkpoints(self) -> None:
+        """Removes the recovery checkpoints: this state is not gone on from."""
+        if self.checkpoints is not None:
+            self.checkpoints.forget()
+
     def look(self) -> None:
         """Goes on with what waits for time to pass."""
         self._own.look()

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxfleet.env import MOVING
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability import resident_bytes
 from jaxfleet.observability.trainer_metrics import TrainerMetrics
 from jaxfleet.ops import Array
+from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
@@ -36,6 +38,7 @@ from jaxfleet.ps.server.outbox import (
 from jaxfleet.ps.server.peer_state import PeerState
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
+from jaxfleet.ps.server.server_moves import ServerMoves
 from jaxfleet.ps.server.trainer_registry import TrainerRegistry, trainer_number
 from jaxfleet.ps.server.trainer_sessions import DepartureRecord, TrainerSessions
 from jaxfleet.tables import TableStore
@@ -78,7 +81,8 @@ class ServerCore:
         self._links = ServerLinks()
         own, most = RecoveryCheckpoints.of(options), options.queued_bytes
         self._router = RequestRouter(self.outbox, self._me, self._links, own, cache, clock, most)
-        self._router.folders = SaveFolders(options.save_dirs)
+        moving = None if options.checkpoint_dir is None else options.checkpoint_dir / MOVING
+        self._router.folders = SaveFolders(options.save_dirs, moving)
         self._collectives = CollectiveHandler(self.outbox, self.trainers, self._router, most)
         self._leases = LeaseHandler(self.outbox, self.trainers, self._router, clock)
         self._router.on_load = self._loaded
@@ -87,7 +91,8 @@ class ServerCore:
         common = self.outbox, self.trainers, self._router, self._collectives
         self._sessions = TrainerSessions(endpoint, *common, self._me, options.server, record)
         self._liveness = LivenessMonitor(*common, clock())
-        self._changes = MembershipChanges(*common, self._sessions, self._links)
+        self._moves = ServerMoves(self.outbox, self.trainers)
+        self._changes = MembershipChanges(*common, self._sessions, self._links, self._moves)
         self._handlers = self._requests()
         if own is not None and (restored := own.restore(self._sessions.note_damage)) is not None:
             self._router.restore(restored)
@@ -181,6 +186,8 @@ class ServerCore:
                     self._leases.greeted(message)
             elif message.kind is Kind.JOIN:
                 self._changes.join(peer, message, self._clock())
+            elif message.kind is Kind.MOVE:
+                self._changes.move(peer, message)
             else:
                 self._from_trainer(peer, message)
         except RequestError as refusal:
@@ -215,6 +222,7 @@ class ServerCore:
     def tick(self, now: float) -> Replies:
         """Handles the passage of time: lost peers and timeouts."""
         self._router.look()
+        self._moves.look(now)
         self._changes.look(now)
         self._advance()
         self._liveness.look_at_waits(now)
@@ -326,17 +334,38 @@ class ServerCore:
     def step(self) -> int:
         return self._router.step
 
+    @property
+    def next_members(self) -> Membership | None:
+        """The members with which this process begins anew; None if it ends.
+
+        Its trainers have moved to other servers, and it is one of those, without what it was.
+        """
+        members, server = self._changes.current, self._sessions.server or 0
+        is_over = not self._moves.is_done or self.failure is not None
+        if is_over or members.move is None or server >= len(members.move.servers):
+            return None
+        return members.moved()
+
+    def expect(self, members: Membership) -> None:
+        """Begins for trainers that have moved here; whoever has not moved with them is refused."""
+        self._changes.current = members
+
     def end(self) -> None:
         """Ends: a restart then begins another run, if all trainers have left."""
         self._is_ended = True
         if self.failure is None:
             self._sessions.end()
+        if self._moves.is_done:  # another server has this state
+            self._router.forget_checkpoints()
 
     def _loaded(self) -> None:
         self._collectives.forget()
         self._leases.forget()
 
     def _bye(self, request: Request) -> None:
+        if request.message.body.get("moves") is True:
+            self._moves.bye(request)
+            return
         self._sessions.bye(request)
         self._leases.left(request.trainer)
         self._liveness.look_at_waits(self._clock())

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxfleet.errors import StrategyError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.joining import join_job
 from jaxfleet.ps.membership import Membership
@@ -27,6 +28,10 @@ class Place:
     connect_as: Callable[[JobPrograms, Membership, str], Client]
     lines: Callable[[], Connections]
     clock: Callable[[], float]
+
+    def move_to(self, endpoints: tuple[str, ...]) -> None:
+        what = f"a simulated job keeps its servers, and is to move to {', '.join(endpoints)}"
+        raise StrategyError(what, hint="add or remove servers of a job that jaxfleet launch runs")
 
     def programs(self, trainer: int, trainers: int) -> Programs:
         return programs_of(self.mode, trainer, trainers)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.transport.messages import Kind
-from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_grads, sgd_state
+from tests.ps.server.common import ENDPOINT, SGD, Bench, error_of, hello, sgd_grads, sgd_state
 
 OPTIONS = ServerOptions(server=0, lost_after_s=5, step_timeout_s=600)
 
@@ -26,7 +26,8 @@ def ask(bench: Bench) -> Any:
 
 def test_the_trainers_their_rows_and_whether_they_leave_are_answered() -> None:
     bench = started()
-    assert ask(bench).body == {"trainers": 2, "rows": 0, "leaves": True, "goes_on": False}
+    said = {"trainers": 2, "servers": [ENDPOINT], "rows": 0, "leaves": True, "goes_on": False}
+    assert ask(bench).body == said
     bench.send(0, Kind.PUSH, 1, {"rows": 12}, sgd_grads(0, 1))
     assert ask(bench).body["rows"] == 12
     assert ask(started(leaves=False)).body["leaves"] is False

@@ -1,0 +1,85 @@
+"""A job that goes on with other servers: a launch asks for them, and trainers leave for them.
+
+Server 0 is asked, and names the new servers in its next decision on the members of the job
+(`MembershipChanges`). Trainers do one more step, save the state, and say bye with `moves`. Such a
+bye is answered only when all trainers have said it, so the first hello of the next epoch finds no
+server of the old one: a server that stays has begun anew by then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.ps.membership import Membership, ServerMove
+from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry
+from jaxfleet.transport.messages import Kind, Message
+
+_HINT = "ask for the servers that it has, and more after them, or fewer from the last one on"
+
+
+@dataclass
+class ServerMoves:
+    """What a server has been asked about other servers, and the byes of trainers that move.
+
+    Attributes:
+        asked: the servers to which the job is to move; None without a request.
+        is_done: all trainers have moved, so this server ends, or begins anew.
+    """
+
+    outbox: Outbox
+    trainers: TrainerRegistry
+    asked: ServerMove | None = None
+    is_done: bool = False
+    _byes: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether trainers have said that they move: nothing is decided here any more."""
+        return bool(self._byes)
+
+    def ask(self, message: Message, servers: Sequence[str], membership: Membership) -> None:
+        """Notes a request for other servers than the job has, unless it only asks (`peek`).
+
+        Raises:
+            RequestError: it is malformed, or another move is due.
+        """
+        move = ServerMove.of(message.body)
+        if move is None:
+            raise RequestError("bad_message", "a move names endpoints, each once, and a folder")
+        if (membership.move or self.asked) not in {None, move}:
+            what = "the job is about to move to other servers already"
+            raise RequestError("refused", what, hint="ask again when it has")
+        stay = min(len(servers), len(move.servers))
+        if list(move.servers[:stay]) != list(servers[:stay]) or stay == len(move.servers) == len(
+            servers
+        ):
+            what = f"a job with the servers {', '.join(servers)} cannot move to "
+            raise RequestError("refused", what + ", ".join(move.servers), hint=_HINT)
+        if message.body.get("peek") is not True:
+            self.asked = move
+
+    def bye(self, request: Request) -> None:
+        """Lets a trainer go that moves, when all do."""
+        self.trainers.by_id[request.trainer].left = True
+        self._byes[request.trainer] = request
+        if self.trainers.all_left():
+            for each in self._byes.values():
+                self.outbox.reply(each, Kind.OK)
+            self.is_done = True
+
+    def look(self, now: float) -> None:
+        """Refuses the byes of trainers whose job cannot move: another one is lost, or late."""
+        if self.is_done or not self._byes:
+            return
+        options = self.trainers.options
+        waited_s = now - min(request.since for request in self._byes.values())
+        for number in self.trainers.staying():
+            if self.trainers.is_lost(number, now) or waited_s > options.step_timeout_s:
+                what = f"trainer {number} did not come along when the job moved to other servers"
+                self._refuse(RequestError("peer_lost", what, hint="see its log"))
+                return
+
+    def _refuse(self, refusal: RequestError) -> None:
+        byes, self._byes = self._byes, {}
+        for request in byes.values():
+            self.outbox.refuse(request, refusal)

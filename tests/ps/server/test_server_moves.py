@@ -1,0 +1,182 @@
+"""What a server answers when a job is to move to other servers, and to trainers that do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxfleet.ps.membership import Membership, ServerMove
+from jaxfleet.ps.server import ServerCore, ServerOptions
+from jaxfleet.transport.messages import Kind, Message, Plain
+from tests.ps.server.common import (
+    CACHE,
+    ENDPOINT,
+    SGD,
+    Bench,
+    error_of,
+    hello,
+    sgd_grads,
+    sgd_state,
+)
+
+OPTIONS = ServerOptions(server=0, lost_after_s=5, step_timeout_s=600)
+MOVE = ServerMove((ENDPOINT, "127.0.0.1:2"), "/job/moving")
+
+
+def started(options: ServerOptions = OPTIONS, **facts: Any) -> Bench:
+    bench = Bench(options).started(SGD, sgd_state())
+    for trainer in range(2):
+        bench.one(
+            trainer, Kind.HELLO, body=hello(trainer, session=f"s{trainer}", fixed="", **facts)
+        )
+    return bench
+
+
+def ask(bench: Bench, move: ServerMove = MOVE, **more: Plain) -> Message:
+    return bench.one(9, Kind.MOVE, body={"job": "j", **move.plain(), **more})
+
+
+def step(bench: Bench, number: int) -> list[tuple[bytes, Message]]:
+    """Sends the gradients of a step; returns all answers."""
+    return [
+        reply
+        for trainer in range(2)
+        for reply in bench.send(
+            trainer, Kind.PUSH, number, {"rows": 12}, sgd_grads(trainer, number)
+        )
+    ]
+
+
+def newest(bench: Bench) -> Membership:
+    found = Membership.of(bench.one(0, Kind.HEARTBEAT, body={"session": "s0"}).body)
+    return found or Membership()
+
+
+def greet(bench: Bench, members: Membership) -> list[tuple[bytes, Message]]:
+    return [
+        reply
+        for trainer, session in enumerate(members.sessions)
+        for reply in bench.send(
+            trainer,
+            Kind.HELLO,
+            body={**hello(trainer, session=session, fixed=""), **members.plain()},
+            peer=b"%d in epoch %d" % (trainer, members.epoch),
+        )
+    ]
+
+
+def say_bye(bench: Bench, trainer: int) -> list[tuple[bytes, Message]]:
+    peer = b"%d in epoch 1" % trainer
+    return bench.send(trainer, Kind.BYE, body={"moves": True}, peer=peer)
+
+
+def moving(**facts: Any) -> Bench:
+    """Returns a server in the epoch after whose next step the job moves."""
+    bench = started(**facts)
+    step(bench, 1)
+    assert ask(bench).body == {"moved": False}
+    bench.send(0, Kind.PUSH, 2, {"rows": 12}, sgd_grads(0, 2))
+    members = newest(bench)
+    assert members == Membership(1, ("s0", "s1"), (), MOVE)
+    assert [message.kind for _, message in greet(bench, members)] == [Kind.WELCOME] * 2
+    return bench
+
+
+def test_a_move_is_decided_at_the_first_gradients_of_a_step() -> None:
+    bench = moving()
+    assert ask(bench).body == {"moved": False}  # a launch asks again and again
+    assert newest(bench).epoch == 1
+
+
+def test_to_peek_changes_nothing() -> None:
+    bench = started()
+    assert ask(bench, peek=True).body == {"moved": False}
+    step(bench, 1)
+    assert newest(bench) == Membership()
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ({"moves_to": [ENDPOINT, ENDPOINT]}, "a move names endpoints, each once, and a folder"),
+        ({"moves_to": []}, "a move names endpoints, each once, and a folder"),
+        ({"moves_to": [ENDPOINT, 2]}, "a move names endpoints, each once, and a folder"),
+        ({"moves_through": ""}, "a move names endpoints, each once, and a folder"),
+        (
+            {"moves_to": ["127.0.0.1:2", ENDPOINT]},
+            f"a job with the servers {ENDPOINT} cannot move to 127.0.0.1:2, {ENDPOINT}",
+        ),
+        ({"job": "k"}, "this server is of job 'j', not 'k'"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused(body: dict[str, Plain], what: str) -> None:
+    assert error_of(ask(started(), **body))[1] == what
+
+
+def test_a_job_whose_trainers_are_fixed_keeps_its_servers() -> None:
+    bench = Bench(OPTIONS).started(SGD, sgd_state())
+    code, text = error_of(ask(bench))
+    assert code == "refused"
+    assert text.startswith("no server can be added or removed: the trainers are fixed: ")
+
+
+def test_another_move_waits_for_the_first() -> None:
+    other = ServerMove((ENDPOINT, "127.0.0.1:3"), "/job/moving")
+    for bench in moving(), started():
+        ask(bench)
+        code, text = error_of(ask(bench, other))
+        assert (code, text) == ("refused", "the job is about to move to other servers already")
+
+
+def test_byes_are_answered_together_and_the_process_begins_anew() -> None:
+    bench = moving()
+    assert say_bye(bench, 0) == []
+    assert not bench.core.finished
+    assert [message.kind for _, message in say_bye(bench, 1)] == [Kind.OK] * 2
+    assert bench.core.finished
+    members = bench.core.next_members
+    assert members == Membership(2, ("s0", "s1"))
+    bench.core = ServerCore(ENDPOINT, CACHE, lambda: bench.now, OPTIONS)
+    bench.core.expect(members)
+    asked = bench.one(9, Kind.JOIN, body={"job": "j", "session": "s", "trainers": 0})
+    assert asked.body == {"waits": True}  # a job that has begun
+    assert error_of(greet(bench, Membership(1, ("s0", "s1"))))[0] == "rescaled"
+    assert [message.kind for _, message in greet(bench, members)] == [Kind.WELCOME] * 2
+
+
+def test_a_server_that_does_not_stay_ends() -> None:
+    bench = moving()
+    bench.core._sessions.server = 2  # noqa: SLF001
+    for trainer in range(2):
+        say_bye(bench, trainer)
+    assert bench.core.finished
+    assert bench.core.next_members is None
+    assert bench.core.failure is None
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_trainer_lost_at_its_bye_is_named_to_the_others(*, goes_on: bool) -> None:
+    bench = moving(goes_on=goes_on)
+    say_bye(bench, 0)
+    told = bench.wait(20.0)
+    text = "trainer 1 did not come along when the job moved to other servers"
+    assert ("peer_lost", text) in [error_of([reply]) for reply in told]
+    assert bench.core.next_members is None
+
+
+def test_a_server_that_is_added_takes_the_number_of_trainers_from_the_job() -> None:
+    options = ServerOptions(server=0, job="j", trainers=7)
+    bench = Bench(options)
+    members = Membership(3, ("s0", "s1"))
+    assert [message.kind for _, message in greet(bench, members)] == [Kind.WELCOME] * 2
+    assert bench.core.trainers.count == 2
+
+
+def test_the_state_that_moves_may_be_saved_beside_the_servers_own_checkpoints(
+    tmp_path: Path,
+) -> None:
+    options = ServerOptions(server=0, save_dirs=(tmp_path / "of user",), checkpoint_dir=tmp_path)
+    bench = Bench(options).started(SGD, sgd_state())
+    for folder, kind in ("moving/epoch-1", Kind.OK), ("server0", Kind.ERROR), ("x", Kind.ERROR):
+        answer = bench.one(0, Kind.SAVE, body={"path": str(tmp_path / folder)})
+        assert answer.kind is kind, answer
