@@ -1,10 +1,10 @@
-"""The control socket of a launch, at which `jaxfleet scale` asks for another number of trainers.
+"""The control socket of a launch, at which `jaxfleet scale` asks for other numbers of processes.
 
 The launch listens at a Unix socket in a folder that only its user may enter, among the temporary
 files. It greets with a line of JSON; a request and its answer are a line each::
 
     {"job": "job-1a2b3c4d"}
-    {"trainers": 3}
+    {"trainers": 3, "servers": null}
     {"done": "trainer 2 joins job 'job-1a2b3c4d' at its next step"}
 
 An error has `error` and `hint` instead of `done`.
@@ -28,7 +28,7 @@ NAME = "control"
 _FOLDERS = "jaxfleet-*"  # as `temporary_folder` names them
 _GREETING_S = 5.0
 _REQUEST_S = 5.0
-_ANSWER_S = 60.0
+_ANSWER_S = 120.0  # new servers are started meanwhile
 _RETRY_S = 0.1
 _LONGEST = 4096  # characters of a line
 
@@ -39,13 +39,16 @@ class ControlSocket:
     Args:
         folder: only this user may enter it.
         job: the job's name.
-        scale: asks for a number of trainers, and returns what is done; raises what is wrong.
+        scale: asks for a number of trainers, one of servers, or both, and returns what is done;
+            raises what is wrong.
 
     Raises:
         OSError: the socket cannot be made, for example because its path is too long.
     """
 
-    def __init__(self, folder: Path, job: str, scale: Callable[[int], str]) -> None:
+    def __init__(
+        self, folder: Path, job: str, scale: Callable[[int | None, int | None], str]
+    ) -> None:
         self._job, self._scale = job, scale
         self._scaling = threading.Lock()  # one request after another
         self._is_closed = False
@@ -87,16 +90,21 @@ class ControlSocket:
             if request is None:
                 return  # it only looked for a job
             try:
-                answer = {"done": self._done(request.get("trainers"))}
+                answer = {"done": self._done(request.get("trainers"), request.get("servers"))}
             except Exception as error:  # noqa: BLE001  # who asked is told, and the launch goes on
                 answer = {"error": str(error), "hint": getattr(error, "hint", None) or ""}
             _write(lines, answer)
 
-    def _done(self, trainers: object) -> str:
-        if not isinstance(trainers, int) or isinstance(trainers, bool):
-            raise StrategyError("the request has no number of trainers")
+    def _done(self, trainers: object, servers: object) -> str:
+        numbers = [_number(trainers), _number(servers)]
+        if numbers == [None, None]:
+            raise StrategyError("the request has no number of trainers, nor of servers")
         with self._scaling:
-            return self._scale(trainers)
+            return self._scale(*numbers)
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
@@ -107,8 +115,8 @@ class RunningLaunch:
     connection: socket.socket
     lines: TextIO
 
-    def scale(self, trainers: int) -> str:
-        """Asks for a number of trainers; returns what the launch does.
+    def scale(self, trainers: int | None = None, servers: int | None = None) -> str:
+        """Asks for a number of trainers, of servers, or both; returns what the launch does.
 
         Raises:
             ConnectError: it does not answer.
@@ -117,7 +125,7 @@ class RunningLaunch:
         self.connection.settimeout(_ANSWER_S)
         answer = None
         with suppress(OSError, ValueError):
-            _write(self.lines, {"trainers": trainers})
+            _write(self.lines, {"trainers": trainers, "servers": servers})
             answer = _read(self.lines)
         if answer is None:
             what = f"the launch of job '{self.job}' did not answer"

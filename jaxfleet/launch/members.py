@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxfleet.env import (
+    MOVING,
     PeriodicSaves,
     PserverRole,
     cluster_environment,
@@ -15,7 +16,7 @@ from jaxfleet.env import (
     read_job,
 )
 from jaxfleet.launch.job_spec import SERVE, Job
-from jaxfleet.launch.placement import Places
+from jaxfleet.launch.placement import Places, Ports
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.spares import Spares
 from jaxfleet.launch.starter import Starter, log_name
@@ -46,8 +47,10 @@ class Members:
         servers: likewise.
         start_number: how often the whole job was started before.
         planned: the numbers of the trainers of a start.
+        planned_servers: the number of servers of a start.
+        moving_folder: through which the state goes when the servers change.
         joined: those of trainers that were started to join the job since.
-        former: trainers of this start that have left or died, while the job goes on.
+        former: processes of this start that have left or died, while the job goes on.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Members:
     ) -> None:
         self._job, self._places, self._starter, self._folders = job, places, starter, folders
         self._logs = logs
+        self.moving_folder = folders.checkpoints / job.name / MOVING
         save_dirs = job.save_dirs or read_job().save_dirs or (Path.cwd(),)
         saves = folders.saves
         own = () if saves is None else (saves.folder,)
@@ -69,6 +73,7 @@ class Members:
         self.servers: dict[int, Process] = {}
         self.start_number = 0
         self.planned: Sequence[int] = places.trainers
+        self.planned_servers = len(places.endpoints)
         self.joined: set[int] = set()
         self.former: list[Process] = []
         self._count = job.trainers  # of this start
@@ -91,16 +96,48 @@ class Members:
         if not self._job.nodes.several:
             self._count = self._next = len(self.planned)
         self._folders.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.end_move()
         if number:
             self._forget_servers()
+        if not self._job.nodes.several:
+            self.drop_places(self.planned_servers)
         for index in self._places.servers:
             self.start_server(index)
         for index in self.planned:
             self.start_trainer(index)
         self.spares.start_later()
 
+    @property
+    def endpoints(self) -> Sequence[str]:
+        """Where the job's servers listen, those included that are to leave or were just added."""
+        return self._places.endpoints
+
+    def add_servers(self, ports: Ports) -> range:
+        """Starts more servers, to which the job may move; returns their numbers."""
+        added = self._places.add(ports)
+        for index in added:
+            shutil.rmtree(self._own_checkpoints / f"server{index}", ignore_errors=True)
+            self._starter.name_log(f"server {index}", self._logs("server", index))
+            self.start_server(index)
+        return added
+
+    def forget_server(self, index: int) -> Process:
+        """Removes a server that the job does without; returns it."""
+        process = self.servers.pop(index)
+        self.former.append(process)
+        return process
+
+    def drop_places(self, count: int) -> None:
+        """Keeps the places of so many servers; the others have none any more."""
+        if count < len(self._places.endpoints):
+            self._places.cut(count)
+
+    def end_move(self) -> None:
+        """Removes the state that went to other servers."""
+        shutil.rmtree(self.moving_folder, ignore_errors=True)
+
     def start_server(self, index: int) -> None:
-        """Starts or restarts a server, always with the same environment."""
+        """Starts or restarts a server, with the endpoints that the job has or is to have."""
         endpoint = self._places.endpoints[index]
         self._places.give(index)
         name, environment = f"server {index}", self._server_environment(index)
@@ -165,10 +202,14 @@ class Members:
 
     def _forget_servers(self) -> None:
         """Removes the servers' own checkpoints: the whole job goes back to one of its own."""
+        for index in self._places.servers:
+            shutil.rmtree(self._own_checkpoints / f"server{index}", ignore_errors=True)
+
+    @property
+    def _own_checkpoints(self) -> Path:
         own = self._cluster(endpoint=self._places.endpoints[0]).own_checkpoints
         assert own is not None
-        for index in self._places.servers:
-            shutil.rmtree(own / f"server{index}", ignore_errors=True)
+        return own
 
     def _server_environment(self, index: int) -> Mapping[str, str]:
         endpoint, restart = self._places.endpoints[index], self.start_number

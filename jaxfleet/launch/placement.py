@@ -51,6 +51,10 @@ class Ports:
         if not _HELD_ALONG:
             self._sockets[index].close()
 
+    def free(self, index: int) -> None:
+        """Releases a port for good."""
+        self._sockets[index].close()
+
     def close(self) -> None:
         for each in self._sockets:
             each.close()
@@ -99,20 +103,39 @@ class Places:
         first = job.port or (FIRST_PORT if nodes.several else 0)
         # Given endpoints need not be addresses of local network cards.
         held = 0 if job.server_endpoints else len(self.servers)
-        self._ports = Ports(held, first=first, host=nodes.own)
+        ports = Ports(held, first=first, host=nodes.own)
+        self._held = [(ports, at) for at in range(held)]  # of this machine's servers
         if job.server_endpoints:
             self.endpoints = job.server_endpoints
         elif nodes.several:
             self.endpoints = nodes.endpoints([len(share) for share in shares], first)
         else:
-            self.endpoints = tuple(self._ports.endpoints)
+            self.endpoints = tuple(ports.endpoints)
+
+    def add(self, ports: Ports) -> range:
+        """Places more servers at ports of this machine, the only one; returns their numbers."""
+        before = len(self.endpoints)
+        self._held += [(ports, at) for at in range(len(ports.endpoints))]
+        self.endpoints = (*self.endpoints, *ports.endpoints)
+        self.servers = range(len(self.endpoints))
+        return range(before, len(self.endpoints))
+
+    def cut(self, count: int) -> None:
+        """Keeps the places of the first servers, and frees the ports of the others."""
+        for ports, at in self._held[count:]:
+            ports.free(at)
+        self._held = self._held[:count]
+        self.endpoints = self.endpoints[:count]
+        self.servers = range(count)
 
     def give(self, server: int) -> None:
-        if self._ports.endpoints:
-            self._ports.give(self.servers.index(server))
+        if self._held:
+            ports, at = self._held[self.servers.index(server)]
+            ports.give(at)
 
     def close(self) -> None:
-        self._ports.close()
+        for ports, _ in self._held:
+            ports.close()
 
 
 _PORTS = 65536

@@ -6,19 +6,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from jaxfleet.errors import JaxfleetError, StrategyError
 from jaxfleet.launch.control import ControlSocket
 from jaxfleet.launch.job_spec import PORT_TAKEN, Job
 from jaxfleet.launch.members import Folders, Members
 from jaxfleet.launch.output import Console
 from jaxfleet.launch.placement import Places
 from jaxfleet.launch.process import Process
+from jaxfleet.launch.requests import Requests
 from jaxfleet.launch.restarts import RestartBudget
 from jaxfleet.launch.scaling import TrainerScaling
+from jaxfleet.launch.server_scaling import ServerScaling
 from jaxfleet.launch.starter import (
+    Asked,
     Due,
     Ended,
     Event,
-    ScaleAsked,
     SparesDue,
     Starter,
     Told,
@@ -66,16 +69,20 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         members = Members(job, places=places, starter=starter, folders=kept, logs=logs)
         stack.callback(members.spares.close)
         whole = _Launch(job, starter, members, places.endpoints[0])
-        _listen(control, job, whole.scaling, starter.console, stack)
+        _listen(control, job, whole.scale, starter.console, stack)
         return restarting(job, starter, whole)
 
 
 def _listen(
-    folder: Path, job: Job, scaling: TrainerScaling, console: Console, stack: ExitStack
+    folder: Path,
+    job: Job,
+    scale: Callable[[int | None, int | None], str],
+    console: Console,
+    stack: ExitStack,
 ) -> None:
     """Opens the control socket; without it the job runs all the same."""
     try:
-        stack.callback(ControlSocket(folder, job.name, scaling.ask).close)
+        stack.callback(ControlSocket(folder, job.name, scale).close)
     except OSError as error:
         console.say(f"jaxfleet scale cannot reach this launch: {error}")
 
@@ -88,11 +95,14 @@ class _Launch:
         self._console, self._events = starter.console, starter.events
         self._deadline = Deadline(job)
         self._before = 0  # the number of processes of earlier starts
+        self._requests = Requests(job.name, self._events)
+        self.servers = ServerScaling(job, members, starter, self._requests)
         self.scaling = TrainerScaling(
             job,
             members,
             starter,
             endpoint=endpoint,
+            requests=self._requests,
             is_due=lambda number: ("trainer", number) in self._waiting,
         )
         self._forget_deaths()
@@ -108,6 +118,22 @@ class _Launch:
         self._taken = defaultdict[int, RestartBudget](lambda: RestartBudget(_MOST_PORT_TAKEN))
         self._waiting: set[tuple[str, int]] = set()  # dead ones that are about to be started again
 
+    def scale(self, trainers: int | None, servers: int | None) -> str:
+        """Changes the numbers of trainers and of servers, as far as given; returns what is done.
+
+        Raises:
+            ConnectError: a server does not answer.
+            StrategyError: the job cannot have such a number.
+        """
+        done = [] if trainers is None else [self.scaling.ask(trainers)]
+        try:
+            done += [] if servers is None else [self.servers.ask(servers)]
+        except JaxfleetError as error:
+            if not done:
+                raise
+            raise StrategyError(f"{done[0]}; but {error}", hint=error.hint) from error
+        return "\n".join(done)
+
     def prepare(self, start: int) -> int:
         if start:
             self._forget_deaths()
@@ -120,13 +146,14 @@ class _Launch:
         self._before = len(self._starter.everybody)
         self._members.start(start)
         self.scaling.begin()
+        self.servers.begin()
         if not self._starter.everybody:
             self._console.say("this machine has none of the job's processes")
-        self.scaling.is_open = True
+        self._requests.is_open = True
         try:
             return self._watch()
         finally:
-            self.scaling.is_open = False
+            self._requests.is_open = False
 
     def stop(self, ender: Ender, outcome: Outcome, *, is_last: bool) -> Sequence[Process]:
         members = self._members
@@ -142,7 +169,8 @@ class _Launch:
             event = self._events.next(deadline.at)
             if (outcome := self._act(event, deadline)) is not None:
                 return outcome
-        self.scaling.is_open = False
+        self._requests.is_open = False
+        self.servers.end_unused()
         if self._job.trainers_done:
             self._console.say(self._job.trainers_done)
         if self._job.nodes.several:
@@ -197,13 +225,13 @@ class _Launch:
             case Due(index, role, start) if start == self._members.start_number:
                 self._waiting.discard((role, index))
                 return self._start(role, index)
-            case ScaleAsked() as event:
-                self.scaling.answer(event)
+            case Asked() as event:
+                self._requests.answer(event)
             case Ended(process) if self._members.spares.has_ended(process):
                 pass
             case Ended(process) if found := self._members.find(process):  # not of an earlier start
                 role, index = found
-                has_left = role == "trainer" and self.scaling.has_left(index)
+                has_left = (self.scaling if role == "trainer" else self.servers).has_left(index)
                 if process.status and not has_left:
                     return self._died(process, role, index)
         return None
@@ -211,7 +239,8 @@ class _Launch:
     def _start(self, role: str, index: int) -> Outcome | None:
         """Starts a process again unless that is of no use; its last lines are read by now."""
         if role == "server":
-            self._members.start_server(index)
+            if not self.servers.has_left(index):
+                self._members.start_server(index)
             return None
         if self.scaling.has_left(index):
             return None
@@ -227,6 +256,8 @@ class _Launch:
         budget = self._budgets[role][index]
         if role == "server" and process.status == PORT_TAKEN:
             budget = self._taken[index]
+        if role == "server" and self.servers.failed_to_start(index):
+            return None
         if role == "trainer" and self.scaling.came_too_late(index):
             return None
         if role == "trainer" and self.scaling.is_last(index):

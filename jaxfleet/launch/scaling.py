@@ -5,19 +5,18 @@ leave"): server 0 is asked before anything is changed.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxfleet.errors import ConnectError, ProgramError, StrategyError
 from jaxfleet.launch.job_spec import MOST_PROCESSES, Job, check_range
 from jaxfleet.launch.members import Members
-from jaxfleet.launch.starter import ScaleAsked, Starter
+from jaxfleet.launch.requests import Requests
+from jaxfleet.launch.starter import Starter
 
 _SERVER_S = 10.0  # server 0 answers within
 _DEATH_S = 3.0  # likewise while the launch waits, since a trainer has died
-_ANSWER_S = 30.0  # the launch does
-_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,26 +43,9 @@ def ask_server(job: Job, endpoint: str, within_s: float) -> JobNow:
         ConnectError: it does not answer.
         StrategyError: the trainers of the job cannot change.
     """
-    # Not before the first request: a launch itself needs no network.
-    from jaxfleet.ps.client.joining import ask_first  # noqa: PLC0415
-    from jaxfleet.transport.messages import Kind  # noqa: PLC0415
-    from jaxfleet.transport.secret import read_secret  # noqa: PLC0415
-    from jaxfleet.transport.zmq.network import ZmqNetwork  # noqa: PLC0415
-
-    secret = None if job.secret is None else read_secret(job.secret)
-    lines = ZmqNetwork(secret=secret, share_memory=False).connect([endpoint])
-    try:
-        answer = ask_first(
-            lines, Kind.JOIN, {"job": job.name, "session": "jaxfleet scale", "trainers": 0},
-            number=1, clock=time.monotonic, within_s=within_s,
-        )  # fmt: skip
-    except ProgramError as refusal:
-        raise StrategyError(f"job '{job.name}': {refusal}", hint=refusal.hint) from refusal
-    finally:
-        lines.close()
+    answer = ask_a_server(job, endpoint, within_s)
     if answer is None:
-        what = f"server 0 at {endpoint} did not answer within {within_s:g} s"
-        raise ConnectError(what, hint="it may be about to come back: try again")
+        raise _silent(endpoint, within_s)
     if "trainers" not in answer:
         what = f"server 0 at {endpoint} was started again, and waits for its trainers"
         raise ConnectError(what, hint="try again in a moment")
@@ -76,6 +58,68 @@ def ask_server(job: Job, endpoint: str, within_s: float) -> JobNow:
     )
 
 
+def ask_to_move(
+    job: Job, endpoints: Sequence[str], folder: str, *, peek: bool = False, within_s: float
+) -> Mapping[str, object]:
+    """Asks server 0 to have the job move to other servers; returns its answer.
+
+    Args:
+        job: the job.
+        endpoints: of all servers that it is to have; server 0 stays.
+        folder: through which the state travels.
+        peek: only ask whether it can.
+        within_s: how long server 0 may take.
+
+    Raises:
+        ConnectError: it does not answer.
+        StrategyError: the servers of the job cannot change.
+    """
+    body = {"moves_to": list(endpoints), "moves_through": folder, "peek": peek}
+    answer = ask_a_server(job, endpoints[0], within_s, kind="move", body=body)
+    if answer is None:
+        raise _silent(endpoints[0], within_s)
+    return answer
+
+
+def _silent(endpoint: str, within_s: float) -> ConnectError:
+    what = f"server 0 at {endpoint} did not answer within {within_s:g} s"
+    return ConnectError(what, hint="it may be about to come back: try again")
+
+
+def ask_a_server(
+    job: Job,
+    endpoint: str,
+    within_s: float,
+    *,
+    kind: str = "join",
+    body: Mapping[str, Any] | None = None,
+) -> Mapping[str, object] | None:
+    """Asks a server as a stranger does, by default how it is; None if it does not answer.
+
+    Raises:
+        StrategyError: it refuses.
+    """
+    # Not before the first request: a launch itself needs no network.
+    from jaxfleet.ps.client.joining import ask_first  # noqa: PLC0415
+    from jaxfleet.transport.messages import Kind  # noqa: PLC0415
+    from jaxfleet.transport.secret import read_secret  # noqa: PLC0415
+    from jaxfleet.transport.zmq.network import ZmqNetwork  # noqa: PLC0415
+
+    secret = None if job.secret is None else read_secret(job.secret)
+    lines = ZmqNetwork(secret=secret, share_memory=False).connect([endpoint])
+    try:
+        answer = ask_first(
+            lines, Kind(kind),
+            {"job": job.name, "session": "jaxfleet scale", "trainers": 0, **(body or {})},
+            number=1, clock=time.monotonic, within_s=within_s,
+        )  # fmt: skip
+    except ProgramError as refusal:
+        raise StrategyError(f"job '{job.name}': {refusal}", hint=refusal.hint) from refusal
+    finally:
+        lines.close()
+    return answer
+
+
 class TrainerScaling:
     """Decides which trainers a launch goes on without, and which it starts or lets leave.
 
@@ -84,10 +128,8 @@ class TrainerScaling:
         members: its processes on this machine.
         starter: prints messages, and has the queue of events.
         endpoint: of server 0.
+        requests: has the launch's thread carry out what is asked.
         is_due: whether a dead trainer, by its number, is about to be started again.
-
-    Attributes:
-        is_open: the job runs, so that requests are answered.
     """
 
     def __init__(
@@ -97,13 +139,13 @@ class TrainerScaling:
         starter: Starter,
         *,
         endpoint: str,
+        requests: Requests,
         is_due: Callable[[int], bool],
     ) -> None:
         self._job, self._members = job, members
-        self._endpoint, self._is_due = endpoint, is_due
-        self._console, self._events = starter.console, starter.events
+        self._endpoint, self._is_due, self._requests = endpoint, is_due, requests
+        self._console = starter.console
         self._leaving: set[int] = set()
-        self.is_open = False
 
     def begin(self) -> None:
         """Begins anew, with a start of the whole job."""
@@ -127,8 +169,7 @@ class TrainerScaling:
             what = f"job '{job.name}' runs on several machines, and each launch has only its own"
             hint = "start trainers with JAXFLEET_JOINS=1; SIGTERM lets one leave"
             raise StrategyError(what, hint=hint)
-        if not self.is_open:
-            raise self._ending()
+        self._requests.check()
         now = ask_server(job, self._endpoint, _SERVER_S)
         if not now.trainers:
             what = f"job '{job.name}' has not begun its first step"
@@ -136,29 +177,9 @@ class TrainerScaling:
         if now.rows % trainers:
             what = f"a batch of {now.rows} rows cannot be divided among {trainers} trainers"
             raise StrategyError(what, hint="choose a number that divides it")
-        request = ScaleAsked(trainers, now.leaves, Future())
-        self._events.put(request)
-        deadline = time.monotonic() + _ANSWER_S
-        while True:
-            try:
-                return request.answer.result(_LOOK_S)
-            except TimeoutError:
-                is_late = not self.is_open or time.monotonic() > deadline
-                if is_late and request.answer.cancel():
-                    raise self._ending() from None
-
-    def _ending(self) -> StrategyError:
-        return StrategyError(f"job '{self._job.name}' is ending, or about to start again")
+        return self._requests.carry_out(lambda: self._scale(trainers, may_leave=now.leaves))
 
     # --- changes, in the thread of the launch ----------------------------------------------------
-
-    def answer(self, request: ScaleAsked) -> None:
-        if not request.answer.set_running_or_notify_cancel():
-            return
-        try:
-            request.answer.set_result(self._scale(request.trainers, may_leave=request.may_leave))
-        except (StrategyError, OSError) as error:  # OSError: a process could not be started
-            request.answer.set_exception(error)
 
     def _scale(self, trainers: int, *, may_leave: bool) -> str:
         job, members = f"job '{self._job.name}'", self._members

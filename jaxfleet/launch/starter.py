@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from jaxfleet.env import PeriodicSaves, read_meeting_dir
 from jaxfleet.launch.guard import GuardClient
@@ -62,15 +62,14 @@ class SparesDue:
 
 
 @dataclass(frozen=True)
-class ScaleAsked:
-    """A request for another number of trainers; `may_leave` if a SIGTERM lets some leave."""
+class Asked:
+    """A request that the thread of the launch carries out: it calls `act`, and answers."""
 
-    trainers: int
-    may_leave: bool
-    answer: Future[str]
+    act: Callable[[], Any]
+    answer: Future[Any]
 
 
-Event: TypeAlias = Ended | Gone | Told | Due | SparesDue | ScaleAsked
+Event: TypeAlias = Ended | Gone | Told | Due | SparesDue | Asked
 
 
 class Events:

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def listening(
-    folder: Path, name: str, scale: Callable[[int], str] = "now {}".format
+    folder: Path, name: str, scale: Callable[[int | None, int | None], str] = "now {}".format
 ) -> Iterator[Path]:
     made = folder / f"jaxfleet-{name}"
     made.mkdir(mode=0o700)
@@ -58,7 +58,8 @@ def test_the_only_job_is_asked(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_a_refusal_comes_back_with_its_hint(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(trainers: int) -> str:
+    def refuse(trainers: int | None, servers: int | None) -> str:
+        assert servers is None
         raise StrategyError(f"{trainers} are too many", hint="take fewer")
 
     with listening(folder, "one", refuse):
@@ -157,7 +158,7 @@ def test_a_connection_that_asks_nothing_keeps_no_other_waiting(
 def test_any_error_of_a_launch_is_answered(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(trainers: int) -> str:
+    def fail(trainers: int | None, _servers: int | None) -> str:
         raise ImportError(f"no zmq for {trainers}")
 
     with listening(folder, "one", fail):
