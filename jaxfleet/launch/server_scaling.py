@@ -68,8 +68,9 @@ class ServerScaling:
         try:
             self._ask_to_move(endpoints, peek=True)
             self._requests.carry_out(lambda: self._add(ports))
+            until = time.monotonic() + _START_S
             for number in range(len(before), servers):
-                self._wait_for(number)
+                self._wait_for(number, until)
             self._ask_to_move(endpoints, within_s=_DECISION_S)
             self._requests.carry_out(lambda: self._begin(len(before), servers))
         except BaseException:
@@ -108,9 +109,9 @@ class ServerScaling:
             self._job, endpoints, str(self._members.moving_folder), peek=peek, within_s=within_s
         )
 
-    def _wait_for(self, number: int) -> None:
+    def _wait_for(self, number: int, until: float) -> None:
         """Waits until a new server listens."""
-        endpoint, until = self._members.endpoints[number], time.monotonic() + _START_S
+        endpoint = self._members.endpoints[number]
         while time.monotonic() < until:
             self._requests.check()
             if number not in self._members.servers:
