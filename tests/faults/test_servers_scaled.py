@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,3 +68,42 @@ def test_two_then_three_then_one_server_are_as_two_and_processes_stay(tmp_path: 
         assert len(re.findall(r"server [12] (?:ended well: it )?has left the job", text)) == 2
         assert not any(runs(pid) for found in pids.values() for pid in found)
         check_as_fixed(jobs, done)
+
+
+@pytest.mark.parametrize("victim", ["trainer 1", "server 0"])
+def test_a_job_that_loses_a_process_as_it_moves_starts_again_with_the_new_servers(
+    victim: str, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    with Jobs(tmp_path) as jobs:
+        again = ["--spares=0", "--max-restarts=1", "--save-every=2steps", "--restarts=0"]
+        job = launched(jobs, "--kind=norm", f"--until={until}", launch=again)
+        job.reaches("step 4.")
+        status, text = scale("--servers=3")
+        assert status == 0, text
+        job.reaches("the job has 3 servers from step")
+        os.kill(numbers(job.text())[victim][0], signal.SIGKILL)
+        job.reaches("the whole job is started again (1 of 1)")
+        before = len(job.text())
+        wait_until(lambda: "loss" in job.text()[before:], "steps of the next start")
+        done = end_soon(job, until)
+        assert job.ends(240.0) == 0
+        pids = numbers(job.text())
+        assert {len(found) for found in pids.values()} == {2}
+        assert "server 2" in pids
+        assert not any(runs(pid) for found in pids.values() for pid in found)
+        check_as_fixed(jobs, done)
+
+
+def test_a_job_that_may_not_change_its_servers_refuses_and_goes_on(tmp_path: Path) -> None:
+    until = tmp_path / "until"
+    with Jobs(tmp_path) as jobs:
+        job = launched(jobs, "--communication=async", f"--until={until}", launch=["--spares=0"])
+        job.reaches("step 4.")
+        status, text = scale("--servers=3")
+        assert status == 2
+        what = "no server can be added or removed: the trainers are fixed: they can in"
+        assert f"error: job '{JOB}': {what} communication 'sync', not 'async'" in text
+        end_soon(job, until)
+        assert job.ends(240.0) == 0
+        assert "server 2" not in job.text()

@@ -385,5 +385,6 @@ class MembershipChanges:
         step, move = self.router.step + 1, self.current.move
         what = f"from step {step} on, {members} trainers instead of {before}"
         if members == before and move is not None:
-            what = f"the job goes on with {len(move.servers)} servers after step {step}"
+            count = len(move.servers)
+            what = f"the job goes on with {count} server{'s' * (count != 1)} after step {step}"
         alert(f"{self.outbox.name}: {what}")
