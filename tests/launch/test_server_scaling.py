@@ -116,24 +116,30 @@ def moves(server_0: Server0, number: int) -> Callable[[], None]:
 
 
 def leaves(folder: Path, *numbers: int) -> Callable[[], None]:
-    return lambda: [(folder / f"left-{number}").touch() for number in numbers] and None
+    def leave() -> None:
+        for number in numbers:
+            (folder / f"left-{number}").touch()
+
+    return leave
+
+
+def may_serve(folder: Path, *numbers: int) -> Callable[[], None]:
+    def allow() -> None:
+        for number in numbers:
+            (folder / f"left-{number}").unlink()
+
+    return allow
 
 
 def test_one_then_three_then_one_then_two_servers_run(
     folder: Path, script: str, serving: str, server_0: Server0, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    back = lambda: [(folder / f"left-{n}").unlink() for n in (1, 2)] and None  # noqa: E731
     steps = (
         *(has(folder, 0), has_servers(folder, 0)),
         *(scales(3), has_servers(folder, 0, 1, 2), scales(1, status=2), moves(server_0, 3)),
-        *(scales(1), leaves(folder, 1, 2), has_servers(folder, 0), moves(server_0, 1), back),
-        *(
-            scales(2),
-            has_servers(folder, 0, 1),
-            moves(server_0, 2),
-            leaves(folder, 1),
-            ends(folder),
-        ),
+        *(scales(1), leaves(folder, 1, 2), has_servers(folder, 0), moves(server_0, 1)),
+        *(may_serve(folder, 1, 2), scales(2), has_servers(folder, 0, 1), moves(server_0, 2)),
+        *(leaves(folder, 1), ends(folder)),
     )
     logs = folder / "logs"
     with asking(*steps):

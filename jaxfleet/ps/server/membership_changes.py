@@ -145,6 +145,7 @@ class MembershipChanges:
             if self._fixed:
                 what = f"no server can be added or removed: the trainers are fixed: {self._fixed}"
                 raise RequestError("refused", what)
+            self.router.folders.check(message)
             self.moves.ask(message, servers, self.following or self.current)
             body = {"moved": False}
         self.outbox.answer(peer, message, Kind.OK, body)

@@ -127,11 +127,15 @@ class SaveFolders:
     moving: Path | None = None
 
     def check(self, message: Message) -> None:
-        """Rejects a message whose `path`, or nonempty `refill`, is outside all folders."""
+        """Rejects a message that names a folder outside all of these.
+
+        It is the `path`, the nonempty `refill`, or the folder that a move goes through.
+        """
         path, refill = message.body.get("path"), message.body.get("refill")
-        verb = "write" if message.kind is Kind.SAVE else "read"
-        if isinstance(path, str):
-            self._check_path(path, verb)
+        verb = "write" if message.kind in {Kind.SAVE, Kind.MOVE} else "read"
+        for each in path, message.body.get("moves_through"):
+            if isinstance(each, str):
+                self._check_path(each, verb)
         if isinstance(refill, str) and refill:
             self._check_path(refill, verb)
 

@@ -110,7 +110,8 @@ def test_to_peek_changes_nothing() -> None:
     ],
 )
 def test_a_move_that_cannot_be_is_refused(body: dict[str, Plain], what: str) -> None:
-    assert error_of(ask(started(), **body))[1] == what
+    asked = {"job": "j", **MOVE.plain(), **body}
+    assert error_of(started().one(9, Kind.MOVE, body=asked))[1] == what
 
 
 def test_a_job_whose_trainers_are_fixed_keeps_its_servers() -> None:
@@ -177,6 +178,9 @@ def test_the_state_that_moves_may_be_saved_beside_the_servers_own_checkpoints(
 ) -> None:
     options = ServerOptions(server=0, save_dirs=(tmp_path / "of user",), checkpoint_dir=tmp_path)
     bench = Bench(options).started(SGD, sgd_state())
+    for trainer in range(2):
+        bench.one(trainer, Kind.HELLO, body=hello(trainer, fixed=""))
     for folder, kind in ("moving/epoch-1", Kind.OK), ("server0", Kind.ERROR), ("x", Kind.ERROR):
         answer = bench.one(0, Kind.SAVE, body={"path": str(tmp_path / folder)})
         assert answer.kind is kind, answer
+        assert ask(bench, ServerMove(MOVE.servers, str(tmp_path / folder))).kind is kind
