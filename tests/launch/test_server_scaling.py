@@ -14,9 +14,9 @@ from jaxfleet.launch import Job, Nodes, launch, server_scaling
 from jaxfleet.launch.requests import Requests
 from jaxfleet.launch.server_scaling import ServerScaling
 from tests.launch.jobs import job, python, wait_until
-from tests.launch.test_scaling import asking, ends, folder, has, script
+from tests.launch.test_scaling import asking, ends, folder, has, now, script
 
-__all__ = ["folder", "script"]  # fixtures
+__all__ = ["folder", "now", "script"]  # fixtures
 
 pytestmark = pytest.mark.processes
 
@@ -187,6 +187,29 @@ def test_a_job_that_is_done_before_it_moves_stops_the_new_servers(
     with asking(*steps, ends(folder)):
         assert launch(job(script, serving, grace_s=2.0)) == 0
     assert "server 1 is stopped: the job was done before it moved" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("now")
+def test_trainers_and_servers_are_asked_for_together(
+    folder: Path, script: str, serving: str, server_0: Server0, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def both(trainers: int, servers: int, status: int = 0) -> None:
+        assert main(["scale", f"--trainers={trainers}", f"--servers={servers}"]) == status
+
+    def refuse() -> None:
+        server_0.refusal = "not now"
+
+    steps = (
+        *(has(folder, 0), has_servers(folder, 0), lambda: both(2, 2), has(folder, 0, 1)),
+        *(has_servers(folder, 0, 1), moves(server_0, 2), refuse, lambda: both(3, 3, status=2)),
+        *(has(folder, 0, 1, 2), leaves(folder, 1), ends(folder)),
+    )
+    with asking(*steps):
+        assert launch(job(script, serving, grace_s=2.0)) == 0
+    out, err = capsys.readouterr()
+    assert "trainer 1 is to join job" in out
+    assert "is to go on with 2 servers after its next step" in out
+    assert "at a step; but not now" in err
 
 
 def test_servers_that_run_a_script_are_as_many_as_they_are(
