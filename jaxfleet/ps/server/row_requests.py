@@ -24,7 +24,8 @@ from jaxfleet.ps.server.outbox import (
     tensors_bytes,
 )
 from jaxfleet.ps.server.scheduler import RowPush
-from jaxfleet.ps.server.state import ServerState, ServerTable
+from jaxfleet.ps.server.server_table import ServerTable
+from jaxfleet.ps.server.state import ServerState
 from jaxfleet.tables.buckets import server_of
 from jaxfleet.tables.eviction import no_scores
 from jaxfleet.tables.validation import FINITE, checked
