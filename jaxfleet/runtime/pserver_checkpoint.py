@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, position_facts, write_part
-from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import CheckpointError, JaxfleetError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
@@ -172,9 +171,9 @@ def shrink_table(client: Client, tables: RemoteTables, table: str, what: str) ->
 
 
 def export_table(
-    client: Client, tables: RemoteTables, table: str, folder: str | Path, what: str, *, text: bool
+    client: Client, tables: RemoteTables, table: str, what: str, write: Callable[[], int]
 ) -> int:
-    """Exports a table into a new folder, as `exported`; returns the number of rows.
+    """Exports a table on trainer 0, by `write`, as `exported`; returns the number of rows.
 
     `what` names the operation, uniquely at this step.
 
@@ -183,8 +182,8 @@ def export_table(
         ProgramError: there is no such table.
         PeerLostError: a server, or another trainer, is gone or late.
     """
-    live = tables.live(table)
-    return _together(client, what, lambda: exported(live, folder, text=text))
+    tables.live(table)  # fails on all trainers alike if there is no such table
+    return _together(client, what, write)
 
 
 def _together(client: Client, what: str, work: Callable[[], int]) -> int:

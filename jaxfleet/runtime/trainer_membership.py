@@ -70,14 +70,12 @@ class Scaling(Protocol):
         ...
 
 
-def why_fixed(captured: Captured, strategy: DistributedStrategy) -> str:
+def why_fixed(strategy: DistributedStrategy) -> str:
     """Returns why the trainers of a job cannot change while it runs; empty if they can."""
     if strategy.communication != "sync":
         return f"they can in communication 'sync', not '{strategy.communication}'"
     if strategy.batch == "local":
         return "with batch='local' the whole batch would change with their number"
-    if captured.program.attrs.get("tables"):
-        return "its step looks up tables, whose trainers cannot change yet"
     if strategy.on_trainer_lost == "wait":
         return "with on_trainer_lost='wait' lost trainers are waited for"
     if "compress_sends" in strategy.passes:
@@ -85,14 +83,14 @@ def why_fixed(captured: Captured, strategy: DistributedStrategy) -> str:
     return ""
 
 
-def check_trainer_lost(captured: Captured, strategy: DistributedStrategy) -> None:
+def check_trainer_lost(strategy: DistributedStrategy) -> None:
     """Rejects a reaction to lost trainers that a job cannot have.
 
     Raises:
         StrategyError: it is to continue without them, and its trainers cannot change.
     """
     how = strategy.on_trainer_lost
-    if how == "continue" and (why := why_fixed(captured, strategy)):
+    if how == "continue" and (why := why_fixed(strategy)):
         raise StrategyError(f"on_trainer_lost='continue': {why}", hint=_START_AGAIN)
 
 
@@ -146,7 +144,7 @@ class ChangingTrainer(ABC):
         """Leaves the job, which must be able to go on without this trainer."""
         me, done = self.client.me.name, self.client.step
         try:
-            self._through_changes(self.client.leave)
+            self._through_changes(lambda: self.client.leave())  # noqa: PLW0108  # of its place then
         except ProgramError as refusal:
             if not self._leaving.by_signal:
                 raise
@@ -161,7 +159,7 @@ class ChangingTrainer(ABC):
 
     def _as_member(self, client: Client) -> Client:
         """Returns a client that reports how the members of the job can change."""
-        fixed = why_fixed(self.captured, self.strategy)
+        fixed = why_fixed(self.strategy)
         if self._scaling is None:
             fixed = "all its processes run in one"
         goes_on = self.strategy.on_trainer_lost == "continue"
@@ -171,12 +169,17 @@ class ChangingTrainer(ABC):
         return client
 
     def _through_changes(self, operation: Callable[[], _Result]) -> _Result:
-        """Runs an operation, again in a new place if the members of the job change meanwhile."""
+        """Runs an operation, again in a new place if the members of the job change meanwhile.
+
+        Begun again it has the same name: some servers may have done their part of it.
+        """
+        names = self.client.names.copy()
         while True:
             try:
                 return operation()
             except MembershipChangedError as change:
                 self._change(change.membership)
+            self.client.names = names.copy()
 
     def _change(self, membership: Membership | None) -> None:
         while membership is not None:
@@ -205,7 +208,7 @@ class ChangingTrainer(ABC):
         client = self._prepared(self._scaling.connect(self._job, membership, old.me.session))
         try:
             client.open()
-            client.resume(old.step)
+            client.enter(old.step)
             _check_level(client)
             self._meet(client, old.step)
         except BaseException:
@@ -281,7 +284,7 @@ class ChangingTrainer(ABC):
             client.wait([client.request(0, Kind.KEEP, step=done, tensors=tensors)])
         if step != _NEW:
             return None
-        client.resume(done)
+        client.enter(done)
         asked = client.request(0, Kind.RECALL)
         client.wait([asked])
         assert asked.answer is not None

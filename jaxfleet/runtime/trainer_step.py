@@ -1,5 +1,6 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
+from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.data import Batches, Loader
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
@@ -79,7 +81,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         if self._job.dumps.folder is not None:
             add_to_dump(self._job.dumps.folder, self._history())
         specs = specs_of(captured.program)
-        check_trainer_lost(captured, strategy)
+        check_trainer_lost(strategy)
         self._lines = TrainerConnection(lambda: self._enter(connect), self._pace, specs)
         self._newest = NewestState(captured)
         self._scalars = ScalarMetrics(is_shared=True)  # heartbeats report them
@@ -275,7 +277,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
             ProgramError: the step does not look up this table.
             PeerLostError: a server is gone or late.
         """
-        return looked_up(self.tables, table, np.asarray(keys))
+        return self._through_changes(lambda: looked_up(self.tables, table, np.asarray(keys)))
 
     def shrink(self, table: str) -> int:
         """Evicts rows of a table, as `Step.shrink`; collective, after the same number of steps.
@@ -284,6 +286,9 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
             ProgramError: the step does not look up this table.
             PeerLostError: a server, or another trainer, is gone or late.
         """
+        return self._through_changes(lambda: self._shrink(table))
+
+    def _shrink(self, table: str) -> int:
         what = self._pause(f"shrink '{table}'")
         return shrink_table(self.client, self.tables, table, what)
 
@@ -298,8 +303,13 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
             ProgramError: the step does not look up this table.
             PeerLostError: a server, or another trainer, is gone or late.
         """
+        # Not again if this trainer has written it when the members of the job change.
+        write = functools.cache(lambda: exported(self.tables.live(table), folder, text=text))
+        return self._through_changes(lambda: self._export(table, write))
+
+    def _export(self, table: str, write: Callable[[], int]) -> int:
         what = self._pause(f"export '{table}'")
-        return export_table(self.client, self.tables, table, folder, what, text=text)
+        return export_table(self.client, self.tables, table, what, write)
 
     def _pause(self, what: str) -> str:
         """Flushes all trainers' updates; returns a name of the operation, unique at this step."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from jaxfleet.tables.spec import TableSpec
 from jaxfleet.tables.validation import FINITE, checked
 
 _KEY_BYTES = 8
+
+Replaces: TypeAlias = Callable[[np.ndarray, np.ndarray], None]
 
 
 class TableStore:
@@ -98,10 +101,12 @@ class TableStore:
         learning_rate: float | None = None,
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
+        replaces: Replaces | None = None,
     ) -> None:
         """Updates rows by the optimizer; creates missing ones.
 
-        Arguments are as in `TableAccess.push`. A `learning_rate` overrides the optimizer's.
+        Arguments are as in `TableAccess.push`. A `learning_rate` overrides the optimizer's, and
+        `replaces` is called with the keys whose rows change, and their rows before.
 
         Raises:
             ProgramError: a gradient is not finite, and the table refuses those; or the rate is not
@@ -114,7 +119,7 @@ class TableStore:
         def apply(slots: np.ndarray, accepted: np.ndarray) -> None:
             self._update.apply(self._columns, slots, accepted, np.float32(rate))
 
-        self._change(apply, keys, grads, step, shows, clicks)
+        self._change(apply, keys, grads, step, shows, clicks, replaces)
 
     def add(
         self,
@@ -124,13 +129,14 @@ class TableStore:
         step: int = 0,
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
+        replaces: Replaces | None = None,
     ) -> None:
         """Adds float32[n, dim] to rows, bypassing the optimizer; otherwise as `update`."""
 
         def apply(slots: np.ndarray, accepted: np.ndarray) -> None:
             add_rows(self._columns, slots, accepted)
 
-        self._change(apply, keys, deltas, step, shows, clicks)
+        self._change(apply, keys, deltas, step, shows, clicks, replaces)
 
     def _change(
         self,
@@ -140,6 +146,7 @@ class TableStore:
         step: int,
         shows: np.ndarray | None,
         clicks: np.ndarray | None,
+        replaces: Replaces | None,
     ) -> None:
         if not (self._evictions.scores or (shows is None and clicks is None)):
             raise no_scores(self.spec.name)
@@ -151,6 +158,8 @@ class TableStore:
         if self._waiting is not None:
             kept = self._admitted(keys, kept, step)
         slots = self._slots(keys[kept], step)
+        if replaces is not None:
+            replaces(keys[kept], self._columns[ROWS].take(slots))
         apply(slots, changes[kept])
         self._evictions.touch(self._columns, slots, _step(step))
         self._evictions.count(self._columns, slots, kept, shows, clicks)

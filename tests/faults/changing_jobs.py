@@ -71,7 +71,8 @@ class ChangingJob(TrainingJob):
                 computed.append((number, step.client.me.trainers))
                 self.finished(trainer, number, args.pause)
                 state = self.between(step, state, number)
-            return End(None, training.named(step.pull(state)), step.stats()["trainer"])
+            found = training.named(step.pull(state)) | training.rows_of(step, args.kind)
+            return End(None, found, step.stats()["trainer"])
 
     def survivors(self) -> list[dict[str, np.ndarray]]:
         """Returns the final states of the trainers that saw the end of the job."""

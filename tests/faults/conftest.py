@@ -1,7 +1,7 @@
-"""Final states of undisturbed jobs, computed once in this process."""
+"""Final states of undisturbed jobs, computed once in this process, and smaller batches."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from jaxfleet.runtime.simulated_job import Twin
 from tests.faults import training
 from tests.faults.memory_jobs import CACHE
-from tests.faults.memory_training import captured
+from tests.faults.memory_training import captured, programs
 
 Undisturbed = Callable[[str, int], dict[str, np.ndarray]]
 
@@ -26,3 +26,15 @@ def train_undisturbed(kind: str, steps: int) -> dict[str, np.ndarray]:
 def undisturbed() -> Undisturbed:
     """Returns a function for the final state of a kind of job after `steps` steps."""
     return train_undisturbed
+
+
+@pytest.fixture
+def twelve_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trains on batches that one to four trainers can share."""
+    caches = (captured, programs, train_undisturbed)
+    monkeypatch.setattr(training, "ROWS", 12)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()

@@ -1,6 +1,5 @@
 """Jobs whose trainers leave, are lost and join train as one device does."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.changing_jobs import ChangingJob
 from tests.faults.cluster import check_same
-from tests.faults.conftest import Undisturbed, train_undisturbed
+from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import KilledError, kill
-from tests.faults.memory_training import captured, programs
+from tests.faults.memory_training import captured
 from tests.tiers import by_default
 
 STEPS = 8
@@ -79,18 +78,6 @@ def test_a_job_goes_on_without_a_lost_trainer(
 
 def leave(job: ChangingJob, process: int) -> None:
     job.steps[process].leave()
-
-
-@pytest.fixture
-def twelve_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trains on batches that one to four trainers can share."""
-    caches = (captured, programs, train_undisturbed)
-    monkeypatch.setattr(training, "ROWS", 12)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
 
 
 def kill_before(job: ChangingJob, process: int, number: int) -> None:

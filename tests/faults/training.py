@@ -29,6 +29,8 @@ COUNTED = jf.embedding_table(
 )
 KEYS = np.arange(-2, 2) << 40  # of its rows; every trainer has each at every step
 USERS = jf.embedding_table("users", HIDDEN, optimizer=jf.tables.Adagrad(0.1))
+IDS = np.arange(-9, 9) << 40  # of its rows; a batch has some of them
+TRAINED = {"count_rows": (COUNTED.name, KEYS), "table": (USERS.name, IDS)}  # rows by kind
 
 
 def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
@@ -123,6 +125,11 @@ def batches(steps: int, kind: str = "plain", rows: int = 0) -> Iterator[Any]:
         yield batch | ({"ids": draw.integers(-9, 9, (rows, 3)) << 40} if kind == "table" else {})
 
 
+def rows_of(step: Any, kind: str) -> dict[str, np.ndarray]:
+    """Returns the rows of a step's table, if it has one."""
+    return {"rows": step.look_up(*TRAINED[kind])} if kind in TRAINED else {}
+
+
 def named(state: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path): on_host(leaf) for path, leaf in leaves}
@@ -153,6 +160,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kind", default="plain", choices=kinds)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rows", type=int, default=0, help="of a batch")
+    parser.add_argument("--look-up", action="store_true", help="the rows of a table at the end")
     parser.add_argument("--until", type=Path, help="a file that says which step is the last")
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=RATE)
@@ -208,7 +216,7 @@ def main() -> None:
             time.sleep(args.pause)
         last = step.pull(state)
         out = args.out / f"result-{step.client.me.trainer}"
-        rows = {"rows": step.look_up("counted", KEYS)} if args.kind == "count_rows" else {}
+        rows = rows_of(step, args.kind) if args.kind == "count_rows" or args.look_up else {}
         np.savez(out, allow_pickle=False, **named(last), **rows)
         asked = [step.client.request(s, Kind.STATS) for s in range(len(step.server_programs))]
         step.client.wait(asked)

@@ -73,8 +73,8 @@ class _Watched(TrainerExecutor):
 
     held: list[set[str]]
 
-    def _on_host(self, ops: Any, values: dict[str, Any]) -> None:
-        super()._on_host(ops, values)
+    def _on_host(self, ops: Any, values: dict[str, Any], *, confirms: bool) -> None:
+        super()._on_host(ops, values, confirms=confirms)
         self.held.append(set(values))
 
 

@@ -64,7 +64,8 @@ class Client(RequestSender):
         self.received_bytes = 0
         self.rewinds = 0
         self.former: FormerProcess | None = None
-        self._names = OperationNames()
+        self.entered: int | None = None  # the step after which it took a place in a changed job
+        self.names = OperationNames()
         self._clock, self._heartbeat = clock, heartbeat
         self._hello_at = 0.0  # when to repeat it
         self._check_s, self._is_closed = _CHECK_S, False
@@ -80,6 +81,7 @@ class Client(RequestSender):
     def rewind(self, step: int) -> None:
         """Discards pushes after a step, to whose state the servers return."""
         self.rewinds += 1
+        self.entered = None
         self.leases.clear()
         self.own.clear()
         for known in self.servers:
@@ -99,9 +101,14 @@ class Client(RequestSender):
         for known in self.servers:
             known.resume(step)
 
+    def enter(self, step: int) -> None:
+        """Goes on after a step that was made before the members of the job changed."""
+        self.resume(step)
+        self.entered = step
+
     def unique(self, what: str) -> str:
         """Returns a name for an operation of all trainers, which may repeat it at this step."""
-        return self._names.next(self.step, what)
+        return self.names.next(self.step, what)
 
     def repeats_a_message(self) -> bool:
         """Whether a message of a former process, with several steps, ended with this step."""

@@ -148,6 +148,7 @@ class HostRun:
 
     Attributes:
         values: by name, on the device or the host.
+        confirms: waits until servers have applied the step to all tables, too.
         targets: where parts from servers are received.
         joined: the buffers of these parts, by the name of the result.
     """
@@ -155,6 +156,7 @@ class HostRun:
     host: Host
     ops: Sequence[Operator]
     values: dict[str, Any]
+    confirms: bool = False
     targets: dict[str, np.ndarray] = field(default_factory=dict)
     joined: dict[str, np.ndarray] = field(default_factory=dict)
     requests: list[PendingRequest] = field(default_factory=list)
@@ -176,6 +178,8 @@ class HostRun:
         self._reduce(collectives)
         if kinds & {"recv", "concat"}:
             self._receive()
+        if self.confirms:
+            self.requests += client.confirm()
         if self.requests:
             self.host.client.wait(self.requests)
             self.requests.clear()  # they reference this run, and so all arrays of the step

@@ -14,6 +14,9 @@ class OperationNames:
     _counts: Counter[str] = field(default_factory=Counter)  # at step `_step`
     _step: int = -1
 
+    def copy(self) -> "OperationNames":
+        return OperationNames(self._counts.copy(), self._step)
+
     def next(self, step: int, what: str) -> str:
         """Returns the name of an operation at a step, which may be repeated there."""
         if self._step != step:

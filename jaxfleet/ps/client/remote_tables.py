@@ -177,9 +177,9 @@ class RemoteTables(TableAccess, RowReader):
 
     def _ask(self, body: Mapping[str, Plain], shares: KeyPartition) -> list[PendingRequest]:
         client, step = self._client, self._client.step
-        if client.may_repeat() and client.me.is_sync:
+        if client.me.is_sync and (client.may_repeat() or self._may_be_interrupted):
             body = {**body, "again": True}
-        if self._pushed.get(str(body["table"])) == self._now or self._is_after_former:
+        if self._pushed.get(str(body["table"])) == self._now or self._was_made_before:
             step += 1  # after its own push, a look-up sees this step
         return [
             self._client.request(
@@ -193,9 +193,17 @@ class RemoteTables(TableAccess, RowReader):
         ]
 
     @property
-    def _is_after_former(self) -> bool:
-        """Whether a former process made this step, and pushed to all tables."""
+    def _may_be_interrupted(self) -> bool:
+        """Whether servers may have updates of a step that a change of the members interrupted."""
         client = self._client
+        return client.entered is not None and client.step <= client.entered + 1
+
+    @property
+    def _was_made_before(self) -> bool:
+        """Whether this step was made, and pushed to all tables, before this client began."""
+        client = self._client
+        if client.step == client.entered:
+            return True
         if client.former is None or client.rewinds:
             return False
         return client.former.has_not_begun_after(client.step)

@@ -150,6 +150,11 @@ class RequestSender:
             body: dict[str, Plain] = {"rows": self.rows, "idle": True}
             self._push(server, Kind.PUSH, self._with_leases(server, body), ())
 
+    def confirm(self) -> list[PendingRequest]:
+        """Asks all servers to answer once this step is applied, also to tables."""
+        body: dict[str, Plain] = {"names": []}
+        return [self.request(at, Kind.PULL, body=body) for at in range(len(self.servers))]
+
     def _with_leases(self, server: int, body: dict[str, Plain]) -> dict[str, Plain]:
         leases = self.leases.push(self.step) if server == 0 else []
         return {**body, "leases": leases} if leases else body

@@ -57,10 +57,14 @@ class TrainerTables:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a step: its segment or operators, and the values to drop after it."""
+    """A part of a step: its segment or operators, and the values to drop after it.
+
+    With the operators that are `last`, all is sent that servers need to apply the step.
+    """
 
     item: Segment | tuple[Operator, ...]
     drops: tuple[str, ...]
+    is_last: bool
 
 
 class TrainerExecutor:
@@ -124,7 +128,7 @@ class TrainerExecutor:
         values = {**state, **data}
         self.finite = []
         for part in plan:
-            self._run_part(part.item, values)
+            self._run_part(part, values)
             for name in part.drops:
                 if name not in state:  # the state is returned
                     values.pop(name, None)
@@ -134,10 +138,16 @@ class TrainerExecutor:
         check_moves(self.program)
         declared, items = segments(self.program, sizes, cache=self._cache)
         drops = last_uses(declared, [_used(item) for item in items], self._fetched)
-        return [_Part(*pair) for pair in zip(items, drops, strict=True)]
+        last = max(
+            (at for at, item in enumerate(items) if not isinstance(item, Segment)), default=-1
+        )
+        return [
+            _Part(item, drop, is_last=at == last)
+            for at, (item, drop) in enumerate(zip(items, drops, strict=True))
+        ]
 
-    def _run_part(self, item: Segment | tuple[Operator, ...], values: dict[str, Any]) -> None:
-        if isinstance(item, Segment):
+    def _run_part(self, part: _Part, values: dict[str, Any]) -> None:
+        if isinstance(item := part.item, Segment):
             with self.client.spans.span("compute", step=self.client.step):
                 outputs = item.run(self._rank, *[values[name] for name in item.reads])
             if item.is_watched:
@@ -145,13 +155,14 @@ class TrainerExecutor:
                 self.finite.append(finite)
             values.update(zip(item.writes, outputs, strict=True))
         else:
-            self._on_host(item, values)
+            confirms = part.is_last and self._tables is not None and not self.client.me.fixed
+            self._on_host(item, values, confirms=confirms)
 
-    def _on_host(self, ops: Sequence[Operator], values: dict[str, Any]) -> None:
+    def _on_host(self, ops: Sequence[Operator], values: dict[str, Any], *, confirms: bool) -> None:
         finish_moves(start_moves(moves_of(ops), values))
         self._await_sent(ops, values)
         if self._communicator is None:
-            HostRun(self._host, ops, values).run()
+            HostRun(self._host, ops, values, confirms).run()
         else:
             RelaxedRun(self._host, ops, values, communicator=self._communicator).run()
 

@@ -288,8 +288,10 @@ class ServerPlan:
             return f"'{self.program.name}' for {self.trainers} trainers has another state: {names}"
         if writes != others:
             return f"'{self.program.name}' for {self.trainers} trainers has other blocks"
-        if self.tables or other.tables or not (self.waits and other.waits):
-            return f"'{self.program.name}' has tables, or trainers that do not wait"
+        if self.tables != other.tables:
+            return f"'{self.program.name}' for {self.trainers} trainers has other tables"
+        if not (self.waits and other.waits):
+            return f"'{self.program.name}' has trainers that do not wait"
         return None
 
     def misfit(self, trainer: int, tensors: Iterable[Tensor]) -> str | None:

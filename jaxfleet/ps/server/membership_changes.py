@@ -82,6 +82,7 @@ class MembershipChanges:
         self.sessions.hello(peer, message, now)
         fixed = message.body.get("fixed")
         self._fixed = fixed if isinstance(fixed, str) else "its trainers are of another version"
+        self.router.keep_rows(keeps=self.trainers.may_return or not self._fixed)
         if message.body.get("leaves") is True:
             self._willing.add(str(message.body.get("session")))
 

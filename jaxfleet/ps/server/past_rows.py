@@ -1,4 +1,8 @@
-"""The rows of a table before its last update, for a trainer that looks them up again."""
+"""The rows of a table before its last update, for trainers that look them up again.
+
+A trainer that returns, and all trainers once the members of the job have changed, compute a step
+again that a server may have applied to its tables: they need the rows with which it was begun.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +15,7 @@ class PastRows:
 
     Attributes:
         step: of the update.
-        keys: int64[n], distinct, those that it changed: all that trainers looked up in that step.
+        keys: int64[n], distinct, those that it changed.
         rows: float32[n, dim], their rows before.
     """
 

@@ -71,6 +71,7 @@ class RequestRouter:
     is_frozen: bool = False
     _awaits_program: bool = False
     _keeps_past: bool = False
+    _keeps_rows: bool = False
     _text: str = ""
     _loaded: LoadedProgram | None = None
     _own: RecoverySaver = field(init=False)
@@ -210,6 +211,7 @@ class RequestRouter:
             self.links.others = plan.exchange.others
         held, outbox, own, resume = ServerState.of(plan), self.outbox, self._own, self.resume_work
         held.own, held.keeps_past = self._own_state.state, self._keeps_past
+        held.keeps_rows = self._keeps_rows
         held.leases = self.leases
         most = self.queued_bytes
         parts = PartialSums(held, outbox, self.links, self.me, most, self.clock)
@@ -291,6 +293,12 @@ class RequestRouter:
         self._keeps_past = keeps
         if self.held is not None:
             self.held.keeps_past = keeps
+
+    def keep_rows(self, *, keeps: bool) -> None:
+        """Sets whether rows of the previous step are kept, for trainers that repeat it."""
+        self._keeps_rows = keeps
+        if self.held is not None:
+            self.held.keeps_rows = keeps
 
     def forget_checkpoints(self) -> None:
         """Removes the recovery checkpoints: this state is not gone on from."""

@@ -238,7 +238,7 @@ class RowPushHandler:
         held, name = self.held, table.spec.name
 
         def run() -> None:
-            table.update(pushes, step, keeps_past=held.keeps_past and held.plan.waits)
+            table.update(pushes, step, keeps_past=held.keeps_rows and held.plan.waits)
 
         def then(_: object) -> None:
             if held.scheduler.table_ran(name):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -105,8 +106,9 @@ class ServerTable:
         """
         if self._past is None or self._past.step != step:
             what = f"the rows of table '{self.spec.name}' before step {step} are no longer kept"
-            hint = "a trainer and a server were lost together: start the job again from its last"
-            raise ProgramError(what, hint=f"{hint} checkpoint (step.restore)")
+            why = "a server was lost together with a trainer, or while the trainers changed"
+            hint = f"{why}: start the job again from its last checkpoint (step.restore)"
+            raise ProgramError(what, hint=hint)
         return self._past.before(keys, self.peek(keys))
 
     def update(self, pushes: Sequence[RowPush], step: int, *, keeps_past: bool = False) -> None:
@@ -119,15 +121,21 @@ class ServerTable:
             grads = [self._corrected(push, step) for push in pushes]
             keys, sums, scores = _merged(pushes, grads)
             rate = pushes[0].learning_rate
-            past = PastRows(step, keys, self.rows.peek(keys)) if keeps_past else None
+            replaces = partial(self._keep, step) if keeps_past else None
             if len({push.adds for push in pushes}) > 1:
                 raise ProgramError(f"table '{self.spec.name}' is sent gradients and changes")
             if pushes[0].adds:
-                self.rows.add(keys, sums, step=step, **scores)
+                self.rows.add(keys, sums, step=step, replaces=replaces, **scores)
             else:
-                self.rows.update(keys, sums, step=step, learning_rate=rate, **scores)
-        self._past = past
+                self.rows.update(
+                    keys, sums, step=step, learning_rate=rate, replaces=replaces, **scores
+                )
+        if not keeps_past:
+            self._past = None
         self.applied += len(keys)
+
+    def _keep(self, step: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        self._past = PastRows(step, keys, rows)
 
     def _corrected(self, push: RowPush, step: int) -> np.ndarray:
         """Returns the gradients of a push, compensated for changes since its sender's look-up."""

@@ -57,6 +57,7 @@ class ServerState:
         leases: the job's ledger of samples, on server 0.
         base: the step of the state that the job began with.
         keeps_past: values of the previous step are kept, for a trainer that returns.
+        keeps_rows: rows of the previous step are kept, for trainers that repeat one.
     """
 
     plan: ServerPlan
@@ -70,6 +71,7 @@ class ServerState:
     leases: LeaseRecord = field(default_factory=LeaseRecord)
     base: int = 0
     keeps_past: bool = False
+    keeps_rows: bool = False
     _past: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)  # by name and step
 
     @classmethod
@@ -96,6 +98,7 @@ class ServerState:
         self.executor.take_over(other.executor)
         self.scheduler.take_over(other.scheduler)
         self.host.update(other.host)
+        self.tables = other.tables
         self.extras, self.base = other.extras, other.base
 
     @property

@@ -27,11 +27,21 @@ def broken_changes(run: Run, undisturbed: Run) -> Iterator[str]:
             for leaf, value in record.final.items():
                 if value.tobytes() != first[leaf].tobytes():
                     yield f"trainers {well[0]} and {trainer} end with different '{leaf}'"
-            last = undisturbed.trainers[0].final
-            yield from _differences(record.final, last, f"trainer {trainer} at its end")
+            last = undisturbed.trainers[0]
+            yield from _differences(record.final, last.final, f"trainer {trainer} at its end")
+            yield from _other_rows(record.rows, last.rows, f"trainer {trainer} at its end")
     for server, (end, other) in enumerate(zip(run.servers, undisturbed.servers, strict=True)):
         if well and end.error is None:
             yield from _differences(end.values, other.values, f"server {server} at its end")
+            for key, row in end.rows.items():
+                yield from _other_rows(row, other.rows[key], f"server {server} at its end")
+
+
+def _other_rows(rows: np.ndarray | None, wanted: np.ndarray | None, where: str) -> Iterator[str]:
+    if rows is None or wanted is None or np.allclose(rows, wanted, rtol=0.0, atol=_TOLERANCE):
+        return
+    applied = -rows.reshape(-1, STEPS, TRAINERS)
+    yield f"{where} has the gradients of rows {applied.tolist()} times"
 
 
 def _differences(

@@ -2,8 +2,8 @@
 
 The gradient of every trainer's step is 1 at a place of its own in `hits_a` and `hits_b`, which lie
 on different servers, and in the rows of a table; the rate is 1. So a value shows which pushes it
-contains and how often, whatever their order (`pushes.py`). `fit` depends on all earlier values, so
-where no order is left open any value that is used at a wrong step changes its bits.
+contains and how often, whatever their order (`pushes.py`). `fit` depends on all earlier values and
+rows, so where no order is left open any that is used at a wrong step changes its bits.
 """
 
 import functools
@@ -155,14 +155,18 @@ def batches(mode: Mode) -> tuple[dict[str, np.ndarray], ...]:
     draw = np.random.default_rng(5)
     hot = np.eye(PLACES, dtype=np.float32).reshape(STEPS, TRAINERS, PLACES)
     found = []
-    copies = _ROWS_OF_CHANGES // TRAINERS if mode.changes else 1
+    copies = _copies(mode)
     for step in range(STEPS):
         batch = {"hot": hot[step], "x": draw.normal(size=(TRAINERS, 2)).astype(np.float32)}
-        batch = {name: np.tile(rows, (copies, 1)) for name, rows in batch.items()}
         if mode.has_table:
             batch["keys"] = np.tile(KEYS, (TRAINERS, 1))
-        found.append(batch)
+        found.append({name: np.tile(rows, (copies, 1)) for name, rows in batch.items()})
     return tuple(found)
+
+
+def _copies(mode: Mode) -> int:
+    """Returns how often a batch has each row."""
+    return _ROWS_OF_CHANGES // TRAINERS if mode.changes else 1
 
 
 @functools.cache
@@ -192,7 +196,9 @@ def _captured(mode: Mode) -> Captured:
             loss = sum((params[name] * batch["hot"]).sum(-1).mean() for name in HITS)
             loss = loss + 0.1 * ((params["fit"] - batch["x"]) ** 2).sum(-1).mean()
             if mode.has_table:
-                loss = loss + (_ROWS(params["rows"], batch["keys"]) * batch["hot"][:, None]).sum()
+                rows = _ROWS(params["rows"], batch["keys"])
+                loss = loss + (rows * batch["hot"][:, None]).sum() / _copies(mode)
+                loss = loss + 0.1 * jax.lax.stop_gradient(rows).mean() * params["fit"].sum()
             return jnp.asarray(loss)
 
         grads = jax.grad(loss_fn)(params)

@@ -187,10 +187,3 @@ def test_rows_that_are_no_longer_kept_are_named() -> None:
     assert code == "failed"
     assert "the rows of table 'users' before step 1 are no longer kept" in text
     assert "start the job again from its last checkpoint" in text
-
-
-def test_rows_are_kept_only_where_trainers_return() -> None:
-    bench = Bench(ServerOptions()).started(str(table_program()), {})
-    push(bench, 0, 1, [2])
-    push(bench, 1, 1, [9])
-    assert "no longer kept" in error_of(look_up(bench, 1, [2], again=True))[1]
