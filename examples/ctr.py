@@ -3,6 +3,9 @@
     python examples/ctr.py
     jaxfleet launch --servers 2 --trainers 2 examples/ctr.py --mode pserver
     jaxfleet launch --servers 2 --trainers 2 examples/ctr.py --mode pserver --communication async
+    jaxfleet launch --servers 2 --trainers 1:2 examples/ctr.py --mode pserver --on-lost continue
+
+Of the last launch, `jaxfleet scale --trainers 4` changes the number of trainers while it runs.
 
 The clicks are drawn from a planted truth: every key has its own weight, and a click's odds are the
 sum of 26 of them. So the AUC has a ceiling, that of the truth itself, which is printed beside the
@@ -125,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a click model with a huge table.")
     parser.add_argument("--mode", default="single", help="single, collective or pserver")
     parser.add_argument("--communication", default="sync", help="how pserver trainers update")
+    parser.add_argument("--on-lost", default="fail", help="without a trainer: fail or continue")
     parser.add_argument("--devices", type=int, default=4, help="collective: how many to emulate")
     parser.add_argument("--rows", type=int, default=400_000, help="to train on")
     parser.add_argument("--batch", type=int, default=1024, help="rows of a step")
@@ -133,10 +137,15 @@ def main() -> None:
     jf.emulate_devices(args.devices)
     train, test = draw(args.rows, args.seed + 1), draw(40_000, args.seed + 2)
     state = start(args.seed)
-    strategy = jf.DistributedStrategy(mode=args.mode, communication=args.communication)
+    strategy = jf.DistributedStrategy(
+        mode=args.mode, communication=args.communication, on_trainer_lost=args.on_lost
+    )
     example = (state, next(batches(train, args.batch)))
     with jf.distribute(train_step, example=example, strategy=strategy) as step:
+        state, done = step.resume(state)  # a process that joins goes on with the others
         for number, batch in enumerate(batches(train, args.batch), 1):
+            if number <= done:
+                continue
             state, metrics = step(state, batch)
             if number % 50 == 0:
                 print(f"step {number}, loss {float(metrics['loss']):.4f}", flush=True)

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.grid, pytest.mark.processes, pytest.mark.timeout(500)]
 
 ROWS = 12  # one to four trainers can share them
 JOB = f"scaled-{os.getpid()}"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ctr.py"
+DRIFT = 2e-3  # of a loss, after thousands of steps
 ATOL = 1e-4  # of values up to 1, after hundreds of steps of Adam; float32 sums in another order
 
 
@@ -58,27 +60,30 @@ def end_soon(job: Started, until: Path) -> int:
     return last
 
 
-def on_one_device(steps: int) -> dict[str, np.ndarray]:
-    data = list(training.batches(steps, rows=ROWS))
-    state = training.start("plain")
-    step: Any = jf.distribute(training.make_step("plain"), (state, data[0]), "single")
+def on_one_device(steps: int, kind: str) -> dict[str, np.ndarray]:
+    data = list(training.batches(steps, kind, rows=ROWS))
+    state = training.start(kind)
+    step: Any = jf.distribute(training.make_step(kind), (state, data[0]), "single")
     for batch in data:
         state, _ = step(state, batch)
-    return training.named(state)
+    return training.named(state) | training.rows_of(step, kind)
 
 
-def check_result(jobs: Jobs, trainers: int, steps: int) -> None:
+def check_result(jobs: Jobs, trainers: int, steps: int, kind: str = "plain") -> None:
     results = [read(jobs.result(number)) for number in range(trainers)]
-    for name, wanted in on_one_device(steps).items():
+    for name, wanted in on_one_device(steps, kind).items():
         for found in results:
             np.testing.assert_array_equal(found[name], results[0][name], err_msg=name)
         np.testing.assert_allclose(results[0][name], wanted, rtol=0, atol=ATOL, err_msg=name)
 
 
-def test_two_then_four_then_one_then_three_trainers_are_as_one_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["plain", "table"])
+def test_two_then_four_then_one_then_three_trainers_are_as_one_device(
+    kind: str, tmp_path: Path
+) -> None:
     until = tmp_path / "until"
     words = [f"--lost-after={PATIENT_S}", "--step-timeout=120", "--on-lost=continue"]
-    words += ["--steps=100000", "--pause=0.2", f"--until={until}"]
+    words += ["--steps=100000", "--pause=0.2", f"--until={until}", f"--kind={kind}", "--look-up"]
     with Jobs(tmp_path) as jobs:
         launch = ["--trainers=1:2", f"--log-dir={tmp_path / 'logs'}"]
         job = launched(jobs, *words, launch=launch, servers=2)
@@ -98,7 +103,39 @@ def test_two_then_four_then_one_then_three_trainers_are_as_one_device(tmp_path: 
         assert len(re.findall(r"trainer [123] ended well: it has left the job", text)) == 3
         assert not any(runs(pid) for pids in numbers(text).values() for pid in pids)
         assert f"step {done}." in (tmp_path / "logs" / "trainer-5.log").read_text()
-        check_result(jobs, 3, done)
+        check_result(jobs, 3, done, kind)
+
+
+def losses(text: str) -> dict[int, set[str]]:
+    """Returns the printed losses of each step of the click model, by any trainer."""
+    found: dict[int, set[str]] = {}
+    for step, loss in re.findall(r"step (\d+), loss (\d\.\d+)", text):
+        found.setdefault(int(step), set()).add(loss)
+    return found
+
+
+def test_a_click_model_whose_trainers_change_learns_as_on_one_device(tmp_path: Path) -> None:
+    options = [str(EXAMPLE), "--rows=400000", "--batch=120"]
+    words = [sys.executable, "-m", "jaxfleet", "launch", "--spares=0", f"--job={JOB}"]
+    words += ["--servers=2", "--trainers=1:2", *options, "--mode=pserver", "--on-lost=continue"]
+    with Jobs(tmp_path) as jobs:
+        job = jobs.start("launch", words, None)
+        job.reaches("step 50,")
+        for trainers in (4, 1, 3):
+            status, text = scale(trainers)
+            assert status == 0, text
+            wait_until(partial(has, job, trainers), f"{trainers} trainers")
+        alone = jobs.start("one device", [sys.executable, *options], None)
+        assert [job.ends(400.0), alone.ends(400.0)] == [0, 0]
+    expected, found = losses(alone.text()), losses(job.text())
+    assert found.keys() == expected.keys()
+    assert all(len(of_step) == 1 for of_step in found.values())  # all trainers print the same
+    drift = max(abs(float(*found[step]) - float(*expected[step])) for step in expected)
+    assert drift < DRIFT
+    scores = set(re.findall(r"test AUC (\d\.\d+)", job.text()))
+    (of_one,) = re.findall(r"test AUC (\d\.\d+)", alone.text())
+    assert len(scores) == 1
+    assert abs(float(*scores) - float(of_one)) < 0.0015  # printed with three digits
 
 
 def test_a_launch_goes_on_without_a_trainer_that_is_killed(tmp_path: Path) -> None:
