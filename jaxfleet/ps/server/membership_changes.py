@@ -294,7 +294,7 @@ class MembershipChanges:
         stay = tuple(sessions[: self._divisor(len(sessions))])
         known = {str(each.session) for each in self.trainers.by_id.values()}
         before = self.following.dismissed if self.following is not None else ()
-        gone = sorted({*before, *sessions} & known - {*stay})
+        gone = sorted({*before, *sessions, *self._leaving} & known - {*stay})
         move = newest.move or self.moves.asked
         self.close(Membership(newest.epoch + 1, stay, tuple(gone), move), now)
 

@@ -70,3 +70,12 @@ def test_nobody_waits_to_join_a_job_whose_trainers_are_all_lost() -> None:
     code, text = error_of(ask(bench))
     assert code == "refused"
     assert text == "all trainers of the job are lost, and its state with them"
+
+
+def test_a_trainer_whose_leave_is_answered_in_vain_is_told_that_it_has_left() -> None:
+    bench = started()
+    assert bench.one(1, Kind.LEAVE).kind is Kind.OK
+    bench.wait(3.0)
+    answer = bench.one(1, Kind.PULL, 1, {"names": []})
+    assert answer.body["error"] == "rescaled"
+    assert (answer.body["members"], answer.body["dismissed"]) == (["s0"], ["s1"])
