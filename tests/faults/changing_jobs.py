@@ -64,6 +64,7 @@ class ChangingJob(TrainingJob):
         args, computed = self.args, self.computed.setdefault(trainer, [])
         with step:
             state, done = step.resume(training.start(args.kind))
+            self.on_resume(trainer, state, done)
             for number, batch in enumerate(training.batches(args.steps, args.kind), 1):
                 if number <= done:
                     continue

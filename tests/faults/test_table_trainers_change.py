@@ -164,6 +164,24 @@ def test_a_process_lost_while_others_join_changes_no_row(process: int, number: i
     check_close(job, trainers=len(job.survivors()))
 
 
+@pytest.mark.usefixtures("twelve_rows")
+def test_a_process_that_joins_looks_up_rows_of_the_step_before() -> None:
+    """Its first look-up is outside of a step, which servers may have begun when it joined."""
+    job, found = changing("table", joins_at_s=(0.4, 0.4)), list[tuple[int, np.ndarray]]()
+
+    def on_resume(trainer: int, _state: Any, done: int) -> None:
+        if trainer > 1:
+            found.append((done, job.steps[trainer].look_up("users", training.IDS)))
+
+    job.on_resume = on_resume
+    job.run()
+    check_close(job, trainers=4)
+    assert len(found) == 2
+    for done, rows in found:
+        wanted = on_one_device("table", done, training.ROWS)["rows"]
+        np.testing.assert_allclose(rows, wanted, rtol=0, atol=TOLERANCE)
+
+
 def accuracy(state: Any, batch: Any) -> jax.Array:
     """Returns a number that depends on parameters and rows."""
     params = state[0]
@@ -188,6 +206,7 @@ class InterruptedJob:
 
     Attributes:
         results: what the operation returned to the trainers that were not to be killed.
+        rows: that they looked up after it.
         tokens: of requests to shrink.
     """
 
@@ -195,7 +214,8 @@ class InterruptedJob:
         self.job = changing("table", on_lost="continue")
         self.job.between, self.job.on_send = self._between, self._look
         self.operation, self.trainer, self.number = operation, trainer, number
-        self.folder, self.results, self.tokens = folder, list[Any](), set[Any]()
+        self.folder, self.tokens = folder, set[Any]()
+        self.results, self.rows = list[Any](), list[np.ndarray]()
         self._is_busy, self._sent = False, 0
 
     def _between(self, step: TrainerStep, state: Any, done: int) -> Any:
@@ -205,6 +225,8 @@ class InterruptedJob:
             found = self.operation(step, state, self.folder)
             self._is_busy &= not is_victim
             self.results += [] if is_victim else [found]
+            rows = step.look_up("users", training.IDS)
+            self.rows += [] if is_victim else [rows]
         return state
 
     def _look(self, process: int, _server: int, message: Message) -> None:
@@ -234,6 +256,9 @@ def test_an_operation_that_a_lost_trainer_interrupts_is_done_once(
     expected = OPERATIONS[name](step, state, tmp_path / "one device")
     for found in interrupted.results:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    wanted = step.look_up("users", training.IDS)
+    for rows in interrupted.rows:
+        np.testing.assert_allclose(rows, wanted, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.few(1)

@@ -41,7 +41,7 @@ def go_on_alone(bench: Bench) -> None:
 
 def push(bench: Bench, trainer: int, step: int, spec: TableSpec, value: float) -> None:
     grads = np.full((len(KEYS), spec.dim), value, np.float32)
-    arrays = {"keys": KEYS, "grads": grads}
+    arrays: dict[str, np.ndarray] = {"keys": KEYS, "grads": grads}
     bench.send(trainer, Kind.PUSH_ROWS, step, {"table": spec.name}, arrays)
 
 
