@@ -16,9 +16,8 @@ After step 112 comes one fault:
 - everything: SIGKILL of all processes.
 
 A job that has ended, or not got further for `--patience` seconds, is launched again, as a person or
-a cluster manager would. An outage is the time from the fault to the end of the longest time without
-a further step; steps that are computed again are not further ones. The final state is compared with
-that of undisturbed jobs.
+a cluster manager would. An outage is the longest time after the fault without a further step; steps
+that are computed again are not further ones. The final state is compared with an undisturbed job's.
 """
 
 import argparse

@@ -165,7 +165,7 @@ class Job:
 
 
 def outage_s(steps: Sequence[Event], fault: float) -> float:
-    """Returns the seconds from a fault to the end of the longest time without a further step.
+    """Returns the longest time after a fault, in seconds, without a further step.
 
     A step that an earlier process had ended is not a further one.
     """
@@ -175,8 +175,7 @@ def outage_s(steps: Sequence[Event], fault: float) -> float:
             reached = event.number
             if event.at > fault:
                 ends.append(event.at)
-    gaps = [(late - early, late) for early, late in itertools.pairwise(ends)]
-    return max(gaps)[1] - fault if gaps else float("inf")
+    return max((late - early for early, late in itertools.pairwise(ends)), default=0.0)
 
 
 def repeated(events: Sequence[Event], fault: float) -> int:
