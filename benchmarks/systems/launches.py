@@ -1,6 +1,7 @@
 """How each system's job is launched on the two hosts, and which of its processes a fault kills."""
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,11 @@ def _jaxfleet(python: str, saves: Path) -> list[Member]:
 
 
 def _jaxfleet_hosts(python: str, saves: Path) -> list[Member]:
-    words = [*_launch(python, saves), f"--nodes={address(0)},{address(1)}", "--insecure"]
+    secret = saves / "secret"
+    secret.write_text(secrets.token_hex(32))
+    secret.chmod(0o600)
+    words = [*_launch(python, saves), f"--nodes={address(0)},{address(1)}"]
+    words += [f"--secret-file={secret}"]
     script = str(HERE / "jaxfleet_training.py")
     return [
         Member(f"launch-{host}", host, [*words, f"--node={address(host)}", script], main=True)
