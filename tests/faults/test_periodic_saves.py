@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.checkpoint import CheckpointSeries
+from jaxfleet.checkpoint import CheckpointSeries, PartReceipt, write_part
 from jaxfleet.env import PeriodicSaves, SaveInterval
 from jaxfleet.errors import CheckpointError, StrategyError
+from jaxfleet.ps.server import checkpoints
+from jaxfleet.runtime import pserver_checkpoint
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.faults import memory_training, training
 from tests.faults.cluster import check_same
@@ -86,6 +88,27 @@ def test_all_trainers_end_if_trainer_0_cannot_read_the_checkpoints(
     job = TrainingJob(options=["--kind=count", "--steps=2"]).run()
     assert "cannot be read" in job.error("trainer 0", CheckpointError)
     assert "trainer 0 could not find" in job.error("trainer 1", CheckpointError)
+
+
+def test_training_goes_on_if_no_process_can_write_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
+) -> None:
+    """Servers answer with their own errors after trainer 0's, with which the save fails."""
+    series = saving(monkeypatch, tmp_path / "saved", "2steps")
+    failed: list[str] = []
+
+    def write(folder: Path, name: str, pieces: Any, *, step: int) -> PartReceipt:
+        if step == 2:
+            failed.append(name)
+            raise CheckpointError("no space left")
+        return write_part(folder, name, pieces, step=step)
+
+    for module in (checkpoints, pserver_checkpoint):
+        monkeypatch.setattr(module, "write_part", write)
+    job = TrainingJob(options=["--kind=norm", "--steps=5"]).run()
+    check_same(job.results(), undisturbed("norm", 5))
+    assert sorted(failed) == ["server 0", "server 1", "trainers"]
+    assert series.steps() == (4,)
 
 
 @pytest.mark.few(1)
