@@ -88,6 +88,18 @@ def test_two_then_three_then_one_server_are_as_two(
     check_same(job.survivors(), undisturbed(kind, STEPS))
 
 
+def test_rows_of_a_table_move_with_their_buckets(tmp_path: Path) -> None:
+    unmoved = ChangingJob(options=["--kind=table", f"--steps={STEPS}"], step_s=30.0)
+    unmoved.run()
+    job = MovingJob(tmp_path, kind="table")
+    job.asks(3, at_s=0.4)
+    job.asks(1, at_s=1.4)
+    job.run()
+    assert changes(job.counts_of_servers[0]) == [2, 3, 1]
+    assert "rows" in job.survivors()[0]
+    check_same(job.survivors(), unmoved.survivors()[0])
+
+
 @pytest.mark.parametrize("second_at_s", by_default([0.2, 1.8], 1.8))
 def test_processes_that_wait_to_join_a_job_that_moves_change_nothing(
     second_at_s: float, tmp_path: Path, undisturbed: Undisturbed

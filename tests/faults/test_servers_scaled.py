@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -14,12 +13,11 @@ import pytest
 from tests.faults.cluster import PATIENT_S, TRAINING, Jobs, Started, check_same, read, wait_until
 from tests.faults.memory_training import TrainingJob
 from tests.faults.test_launched import numbers
-from tests.faults.test_scaled import end_soon, last_step
+from tests.faults.test_scaled import JOB, end_soon, last_step, scale
 from tests.launch.jobs import runs
 
 pytestmark = [pytest.mark.grid, pytest.mark.processes, pytest.mark.timeout(500)]
 
-JOB = f"servers-{os.getpid()}"
 WORDS = (f"--lost-after={PATIENT_S}", "--step-timeout=120", "--steps=100000", "--pause=0.2")
 
 
@@ -28,12 +26,6 @@ def launched(jobs: Jobs, *options: str, launch: Sequence[str] = ()) -> Started:
     words = [sys.executable, "-m", "jaxfleet", "launch", f"--job={JOB}", *launch]
     words += ["--servers=2", "--trainers=2", str(TRAINING), f"--out={jobs.folder}"]
     return jobs.start("launch", [*words, *WORDS, *options], None)
-
-
-def scale(*words: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "jaxfleet", "scale", *words, f"--job={JOB}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
 
 
 def has(job: Started, servers: str) -> bool:
