@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
-from paddle import fluid
+from paddle import fluid  # type: ignore[import-not-found]
 
 from systems import task
 
