@@ -125,6 +125,8 @@ class Playground:
             ends: list[str] = []
             how, ended = job.wait_end(self._patience_s)
             thread.join()
+            if how != "finished":
+                job.end()  # what was started again after the job had ended
             while how != "finished" and len(ends) < LAUNCHES - 1:
                 ends.append(f"{how} after {ended - at:.1f} s")
                 job.launch()

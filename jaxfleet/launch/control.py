@@ -28,7 +28,7 @@ NAME = "control"
 _FOLDERS = "jaxfleet-*"  # as `temporary_folder` names them
 _GREETING_S = 5.0
 _REQUEST_S = 5.0
-_ANSWER_S = 120.0  # new servers are started meanwhile
+_ANSWER_S = 240.0  # new servers are started meanwhile, and server 0 is asked several times
 _RETRY_S = 0.1
 _LONGEST = 4096  # characters of a line
 
@@ -96,15 +96,17 @@ class ControlSocket:
             _write(lines, answer)
 
     def _done(self, trainers: object, servers: object) -> str:
-        numbers = [_number(trainers), _number(servers)]
+        numbers = [_number("trainers", trainers), _number("servers", servers)]
         if numbers == [None, None]:
             raise StrategyError("the request has no number of trainers, nor of servers")
         with self._scaling:
             return self._scale(*numbers)
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _number(name: str, value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise StrategyError(f"the request has {value!r} for the number of {name}")
 
 
 @dataclass(frozen=True)

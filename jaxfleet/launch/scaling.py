@@ -47,8 +47,7 @@ def ask_server(job: Job, endpoint: str, within_s: float) -> JobNow:
     if answer is None:
         raise _silent(endpoint, within_s)
     if "trainers" not in answer:
-        what = f"server 0 at {endpoint} was started again, and waits for its trainers"
-        raise ConnectError(what, hint="try again in a moment")
+        raise _waiting(endpoint)
     trainers, rows = answer["trainers"], answer.get("rows")
     return JobNow(
         trainers=trainers if isinstance(trainers, int) else 0,
@@ -78,7 +77,14 @@ def ask_to_move(
     answer = ask_a_server(job, endpoints[0], within_s, kind="move", body=body)
     if answer is None:
         raise _silent(endpoints[0], within_s)
+    if "moved" not in answer:
+        raise _waiting(endpoints[0])
     return answer
+
+
+def _waiting(endpoint: str) -> ConnectError:
+    what = f"server 0 at {endpoint} waits for its trainers, as at a start"
+    return ConnectError(what, hint="try again in a moment")
 
 
 def _silent(endpoint: str, within_s: float) -> ConnectError:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.launch.job_spec import MOST_PROCESSES, SERVE, Job, check_range
@@ -60,27 +61,25 @@ class ServerScaling:
         job, members = self._job, self._members
         check_range("servers", servers, 1, MOST_PROCESSES)
         self._check_launch()
-        before = tuple(members.endpoints)
+        before, start = tuple(members.endpoints), members.start_number
         if servers == len(before):
             return f"job '{job.name}' has {_counted(servers)} already"
         ports = Ports(max(servers - len(before), 0), host=job.nodes.own)
         endpoints = (*before[:servers], *ports.endpoints)
         try:
             self._ask_to_move(endpoints, peek=True)
-            self._requests.carry_out(lambda: self._add(ports))
+            self._requests.carry_out(lambda: self._add(ports, start))
             until = time.monotonic() + _START_S
             for number in range(len(before), servers):
-                self._wait_for(number, until)
+                self._wait_for(number, endpoints[number], until)
             self._ask_to_move(endpoints, within_s=_DECISION_S)
-            self._requests.carry_out(lambda: self._begin(len(before), servers))
+            self._requests.carry_out(lambda: self._begin(len(before), servers, start))
         except BaseException:
             with suppress(StrategyError):
-                self._requests.carry_out(lambda: self._drop(len(before)))
+                self._requests.carry_out(lambda: self._drop(len(before), start))
             ports.close()
             raise
-        follow = threading.Thread(
-            target=self._follow, args=(endpoints, members.start_number), daemon=True
-        )
+        follow = threading.Thread(target=self._follow, args=(endpoints, start), daemon=True)
         follow.start()
         return f"job '{job.name}' is to go on with {_counted(servers)} after its next step"
 
@@ -109,9 +108,8 @@ class ServerScaling:
             self._job, endpoints, str(self._members.moving_folder), peek=peek, within_s=within_s
         )
 
-    def _wait_for(self, number: int, until: float) -> None:
+    def _wait_for(self, number: int, endpoint: str, until: float) -> None:
         """Waits until a new server listens."""
-        endpoint = self._members.endpoints[number]
         while time.monotonic() < until:
             self._requests.check()
             if number not in self._members.servers:
@@ -134,17 +132,27 @@ class ServerScaling:
             time.sleep(_FOLLOW_S)
             with suppress(ConnectError, StrategyError, OSError):
                 if self._ask_to_move(endpoints, within_s=3.0).get("moved") is True:
-                    act = lambda: self._has_moved(len(endpoints), start)  # noqa: E731
-                    self._events.put(Asked(act, Future()))
+                    moved = partial(self._has_moved, len(endpoints), start)
+                    self._events.put(Asked(moved, Future()))
                     return
 
     # --- changes, in the thread of the launch ----------------------------------------------------
 
-    def _add(self, ports: Ports) -> None:
-        self._unused = {*self._members.add_servers(ports)}
+    def _add(self, ports: Ports, start: int) -> None:
+        self._check_start(start)
+        before = len(self._members.endpoints)
+        self._unused = {*range(before, before + len(ports.endpoints))}  # also if one cannot start
+        self._members.add_servers(ports)
 
-    def _drop(self, before: int) -> None:
+    def _check_start(self, start: int) -> None:
+        """Rejects what was asked of a start of the job that is over."""
+        if self._members.start_number != start:
+            what = f"job '{self._job.name}' was started again meanwhile"
+            raise StrategyError(what, hint="ask again when it has begun")
+
+    def _drop(self, before: int, start: int) -> None:
         """Ends servers that were added, since the job does not move to them."""
+        self._check_start(start)
         self.end_unused("the job does not move to it")
         self._members.drop_places(before)
 
@@ -156,7 +164,8 @@ class ServerScaling:
         self._console.complain(f"{process.name} {process.ending}; the job goes on without it")
         return True
 
-    def _begin(self, before: int, servers: int) -> None:
+    def _begin(self, before: int, servers: int, start: int) -> None:
+        self._check_start(start)
         self._is_moving = True
         self._leaving, self._unused = {*range(servers, before)}, {*range(before, servers)}
         self._members.planned_servers = servers  # if the whole job starts again
@@ -166,7 +175,6 @@ class ServerScaling:
         members = self._members
         if members.start_number != start:
             return
-        self._is_moving = False
         self._unused.clear()
         self._console.say(f"the job has {_counted(servers)} now")
         late = [members.forget_server(n) for n in sorted(self._leaving & members.servers.keys())]
@@ -175,6 +183,7 @@ class ServerScaling:
         self._leaving.clear()
         members.drop_places(servers)
         members.end_move()
+        self._is_moving = False  # from now on another request may read the places
         self._events.put_later(Asked(lambda: _end(late), Future()), _END_S)
 
     def has_left(self, number: int) -> bool:
@@ -189,7 +198,7 @@ class ServerScaling:
         self._console.say(f"{process.name} {process.ending}: it has left the job")
         return True
 
-    def end_unused(self, why: str = "the job was done before it moved to it") -> None:
+    def end_unused(self, why: str = "the job is done") -> None:
         """Ends servers to which the job has not moved."""
         for number in sorted(self._unused & self._members.servers.keys()):
             process = self._members.forget_server(number)

@@ -9,7 +9,7 @@ CHANGED = "rescaled"  # the error of requests of an epoch that ends
 _MOST = 1 << 16  # trainers of a job
 _LONGEST = 200  # characters of a session
 _MOST_SERVERS = 1024
-_LONGEST_PLACE = 4096  # characters of an endpoint or a folder
+_LONGEST_ENDPOINT, _LONGEST_FOLDER = 300, 4096  # characters
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,13 @@ class ServerMove:
     def of(cls, body: Mapping[str, Plain]) -> "ServerMove | None":
         """Returns the move in a message; None if there is none, or it is malformed."""
         servers, folder = body.get("moves_to"), body.get("moves_through")
-        if not isinstance(folder, str) or not 0 < len(folder) <= _LONGEST_PLACE:
+        if not isinstance(folder, str) or not 0 < len(folder) <= _LONGEST_FOLDER:
             return None
         if not isinstance(servers, list) or not 0 < len(servers) <= _MOST_SERVERS:
             return None
-        found = [each for each in servers if isinstance(each, str) and len(each) <= _LONGEST_PLACE]
+        found = [
+            each for each in servers if isinstance(each, str) and len(each) <= _LONGEST_ENDPOINT
+        ]
         if len(set(found)) < len(servers):
             return None
         return cls(tuple(found), folder)

@@ -144,7 +144,7 @@ class ChangingTrainer(ABC):
         """Leaves the job, which must be able to go on without this trainer."""
         me, done = self.client.me.name, self.client.step
         try:
-            self._through_changes(lambda: self.client.leave())  # noqa: PLW0108  # of its place then
+            self._through_changes(self._say_that_it_leaves)
         except ProgramError as refusal:
             if not self._leaving.by_signal:
                 raise
@@ -156,6 +156,9 @@ class ChangingTrainer(ABC):
         self._lines.abandon()
         self._leaving.stop()
         raise Departure(0)
+
+    def _say_that_it_leaves(self) -> None:
+        self.client.leave()  # the client of the place that it has then
 
     def _as_member(self, client: Client) -> Client:
         """Returns a client that reports how the members of the job can change."""

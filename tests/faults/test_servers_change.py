@@ -30,10 +30,10 @@ class MovingJob(ChangingJob):
         answers: what server 0 answered.
     """
 
-    def __init__(self, folder: Path, *options: str, kind: str = "norm", **more: Any) -> None:
+    def __init__(self, state_folder: Path, *options: str, kind: str = "norm", **more: Any) -> None:
         words = [f"--kind={kind}", f"--steps={STEPS}", "--pause=0.15", "--step-timeout=30"]
         super().__init__(options=[*words, *options], step_s=30.0, more_servers=1, **more)
-        self.state_folder = folder
+        self.state_folder = state_folder
         self.counts_of_servers: dict[int, list[int]] = {}
         self.answers: list[Any] = []
         self.between = self.note
@@ -126,8 +126,9 @@ def test_a_job_that_loses_a_trainer_before_it_moves_goes_on_and_moves(
             kill()
 
     def between(step: TrainerStep, state: Any, number: int) -> Any:
-        if step.client.me.membership.move is not None and step.client.me.trainer == 1:
-            assert lost == "killed" or not step.leave()  # type: ignore[func-returns-value]
+        me = step.client.me
+        if lost == "leaves" and me.membership.move is not None and me.trainer == 1:
+            step.leave()
         return job.note(step, state, number)
 
     job.on_send, job.between = look, between
@@ -136,6 +137,28 @@ def test_a_job_that_loses_a_trainer_before_it_moves_goes_on_and_moves(
     assert changes(job.counts_of_servers[0]) == [2, 3]
     assert changes(job.counts()) == [2, 1]
     check_close(job, undisturbed, trainers=1, steps=STEPS)
+
+
+def test_a_request_that_server_0_has_lost_with_its_life_is_repeated(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job = MovingJob(tmp_path, folder=tmp_path / "checkpoints", returns_s=20.0)
+    job.asks(3, at_s=0.4)
+    is_killed = False
+
+    def look(_trainer: int, _server: int, message: Message) -> None:
+        nonlocal is_killed
+        if not is_killed and job.answers and message.kind is Kind.PUSH:
+            is_killed = True
+            job.kill_server(0, away_s=0.5)
+
+    job.on_send = look
+    job.run()
+    assert is_killed
+    assert {"waits": True} in job.answers
+    assert job.starts == [2, 1, 1]
+    assert changes(job.counts_of_servers[0]) == [2, 3]
+    check_same(job.survivors(), undisturbed("norm", STEPS))
 
 
 def was_killed(end: End) -> bool:

@@ -186,7 +186,7 @@ def test_a_job_that_is_done_before_it_moves_stops_the_new_servers(
     steps = has(folder, 0), has_servers(folder, 0), scales(2), has_servers(folder, 0, 1)
     with asking(*steps, ends(folder)):
         assert launch(job(script, serving, grace_s=2.0)) == 0
-    assert "server 1 is stopped: the job was done before it moved" in capsys.readouterr().err
+    assert "server 1 is stopped: the job is done" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("now")

@@ -14,6 +14,7 @@ from jaxfleet.transport.messages import Kind
 _BYE_S = 2.0
 _MOST_LOST = 2  # times `lost_after_s` that byes are repeated to a server that lives
 _POLL_S = 0.25
+_AFTER_S = 0.5  # after which a heartbeat is no older than what came on another connection
 
 
 @dataclass(frozen=True)
@@ -67,27 +68,45 @@ class MoveSender:
 
     Attributes:
         receive: receives for some seconds, without returning to servers that were started again.
+        return_to: says hello again to a server that is what it was, and repeats what it lacks.
     """
 
     outbox: RequestSender
     heartbeat: Heartbeat | None
     clock: Callable[[], float]
     receive: Callable[[float], None]
+    return_to: Callable[[int], None]
 
     def send(self, limit_s: float) -> list[PendingRequest]:
         """Says bye; returns the byes that servers have not taken after so many seconds."""
         outbox, until, wait = self.outbox, self.clock() + limit_s, LongWait(self.clock)
         byes = [outbox.request(at, Kind.BYE, body={"moves": True})
                 for at in range(len(outbox.servers))]  # fmt: skip
+        strange: dict[int, float] = {}  # since when servers do not know this trainer
         while (left := [bye for bye in byes if not self._is_over(bye)]) and self.clock() < until:
             self.receive(_POLL_S)
             wait.look(lambda: f"{outbox.me.name} waits for the others, to move to other servers")
+            for bye in left:
+                self._return_if_same(bye.server, strange)
         return left
 
     def _is_over(self, bye: PendingRequest) -> bool:
-        known = self.outbox.servers[bye.server]
-        if bye.is_done or not known.is_level or self.heartbeat is None:
-            return bye.is_done or not known.is_level
-        incarnation = self.heartbeat.pulse(bye.server).incarnation
-        is_new = bool(incarnation) and str(incarnation) not in known.welcomes
-        return is_new or self.heartbeat.silent_s(bye.server) > self.outbox.timeouts.lost_after_s
+        if bye.is_done or self.heartbeat is None:
+            return bye.is_done or not self.outbox.servers[bye.server].is_level
+        lost_s = self.outbox.timeouts.lost_after_s
+        return self._is_new(bye.server) or self.heartbeat.silent_s(bye.server) > lost_s
+
+    def _is_new(self, server: int) -> bool:
+        assert self.heartbeat is not None
+        incarnation = self.heartbeat.pulse(server).incarnation
+        return bool(incarnation) and str(incarnation) not in self.outbox.servers[server].welcomes
+
+    def _return_if_same(self, server: int, strange: dict[int, float]) -> None:
+        """Returns to a server that lost its connection; its heartbeats show that it did not end."""
+        if self.outbox.servers[server].is_level or self.heartbeat is None:
+            strange.pop(server, None)
+            return
+        since = strange.setdefault(server, self.clock())
+        heard = self.heartbeat.pulse(server).last_heard_s
+        if heard is not None and heard > since + _AFTER_S and not self._is_new(server):
+            self.return_to(server)

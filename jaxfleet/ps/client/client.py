@@ -300,9 +300,8 @@ class Client(RequestSender):
         Raises:
             PeerLostError: another trainer is lost or late, or a server is.
         """
-        limit_s, sender = self._longest_s(), MoveSender(
-            self, self._heartbeat, self._clock, self._hear
-        )  # fmt: skip
+        limit_s, return_to = self._longest_s(), self._recovery.bring_level
+        sender = MoveSender(self, self._heartbeat, self._clock, self._hear, return_to)
         if late := sender.send(limit_s):
             raise self._late(late, limit_s, PeerLostError)
         self.abandon()

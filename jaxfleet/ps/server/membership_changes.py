@@ -68,17 +68,35 @@ class MembershipChanges:
         Raises:
             RequestError: it is not a member, or as `TrainerSessions.hello`.
         """
+        if self.moves.is_done:
+            return  # this life is over: the next one answers when the hello is repeated
         given = Membership.of(message.body) or Membership()
         is_first = not self.trainers.facts and self.following is None
         if is_first and given.epoch >= self.current.epoch:
-            self.current = given  # the first trainer, also of a server that was started again
-            if given.sessions and self.trainers.restored is None:
-                self.trainers.expect(len(given.sessions))  # of a server that was just added
+            self._begin_with(peer, message, given, now)
+            return
         if given.epoch > self.current.epoch:
             self._arrive(peer, message, given, now)
             return
         if given.epoch < self.current.epoch:
             raise self._changed(self.current, f"{message.sender} is in none of its places any more")
+        self._greet(peer, message, now)
+
+    def _begin_with(self, peer: Peer, message: Message, given: Membership, now: float) -> None:
+        """Takes the membership of the first trainer, also after a restart, unless it is refused."""
+        before, count = self.current, self.trainers.options.trainers
+        self.current = given
+        if given.sessions and self.trainers.restored is None:
+            self.trainers.expect(len(given.sessions))  # of a server that was just added
+        try:
+            self._greet(peer, message, now)
+        except RequestError:
+            self.current = before
+            if count is not None:
+                self.trainers.expect(count)
+            raise
+
+    def _greet(self, peer: Peer, message: Message, now: float) -> None:
         self.sessions.hello(peer, message, now)
         fixed = message.body.get("fixed")
         self._fixed = fixed if isinstance(fixed, str) else "its trainers are of another version"
@@ -126,7 +144,7 @@ class MembershipChanges:
         self._check_addressee(message.body)
         self.outbox.answer(peer, message, Kind.OK, self._candidate(message.body, now))
 
-    def move(self, peer: Peer, message: Message) -> None:
+    def move(self, peer: Peer, message: Message, now: float) -> None:
         """Answers a launch that asks for other servers, again and again until the job has moved.
 
         Raises:
@@ -135,8 +153,9 @@ class MembershipChanges:
         self._check_addressee(message.body)
         servers = self.sessions.servers
         is_here = message.body.get("moves_to") == servers
-        if not self.trainers.facts or (is_here and not self._begun):
-            body: dict[str, Plain] = {"waits": True}  # its trainers have not done a step here yet
+        if not self.trainers.facts or (is_here and self.router.step <= self.router.base):
+            # No step is applied here yet, so some trainers may still read the state.
+            body: dict[str, Plain] = {"waits": True}
         elif is_here:
             body = {"moved": True}
         else:
@@ -147,7 +166,7 @@ class MembershipChanges:
                 what = f"no server can be added or removed: the trainers are fixed: {self._fixed}"
                 raise RequestError("refused", what)
             self.router.folders.check(message)
-            self.moves.ask(message, servers, self.following or self.current)
+            self.moves.ask(message, servers, self.following or self.current, now)
             body = {"moved": False}
         self.outbox.answer(peer, message, Kind.OK, body)
 
@@ -276,7 +295,7 @@ class MembershipChanges:
 
     def _admit(self, now: float) -> None:
         """Lets candidates join that can have an equal part of the batch; or has the job move."""
-        members, asked = self._members(), self.moves.asked
+        members, asked = self._members(), self.moves.wanted(now)
         here = [s for s in self._candidates if not self._is_lost(s, now)]
         count = self._divisor(len(members) + len(here))
         if count > len(members):
@@ -295,7 +314,7 @@ class MembershipChanges:
         known = {str(each.session) for each in self.trainers.by_id.values()}
         before = self.following.dismissed if self.following is not None else ()
         gone = sorted({*before, *sessions, *self._leaving} & known - {*stay})
-        move = newest.move or self.moves.asked
+        move = newest.move or self.moves.wanted(now)
         self.close(Membership(newest.epoch + 1, stay, tuple(gone), move), now)
 
     # --- the change ----------------------------------------------------------------------------
@@ -303,7 +322,7 @@ class MembershipChanges:
     def close(self, membership: Membership, now: float) -> None:
         """Ends the current epoch: what cannot be answered any more is refused."""
         newest = self.following or self.current
-        if membership.epoch <= newest.epoch or not membership.sessions:
+        if membership.epoch <= newest.epoch or not membership.sessions or self.moves.is_done:
             return
         self.following, self._since = membership, now
         self._send_back(self._changed(membership, "the members change again"))

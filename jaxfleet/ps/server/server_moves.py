@@ -14,6 +14,7 @@ from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.transport.messages import Kind, Message
 
+_ASKED_S = 5.0  # a request holds, unless it is repeated: whoever asked may have given up
 _HINT = "ask for the servers that it has, and more after them, or fewer from the last one on"
 
 
@@ -22,14 +23,14 @@ class ServerMoves:
     """What a server has been asked about other servers, and the byes of trainers that move.
 
     Attributes:
-        asked: the servers to which the job is to move; None without a request.
         is_done: all trainers have moved, so this server ends, or begins anew.
     """
 
     outbox: Outbox
     trainers: TrainerRegistry
-    asked: ServerMove | None = None
     is_done: bool = False
+    _asked: ServerMove | None = None
+    _asked_at: float = 0.0  # when it was repeated last
     _byes: dict[int, Request] = field(default_factory=dict)
 
     @property
@@ -37,7 +38,13 @@ class ServerMoves:
         """Whether trainers have said that they move: nothing is decided here any more."""
         return bool(self._byes)
 
-    def ask(self, message: Message, servers: Sequence[str], membership: Membership) -> None:
+    def wanted(self, now: float) -> ServerMove | None:
+        """Returns the servers to which the job is to move; None without a request."""
+        return self._asked if now - self._asked_at <= _ASKED_S else None
+
+    def ask(
+        self, message: Message, servers: Sequence[str], membership: Membership, now: float
+    ) -> None:
         """Notes a request for other servers than the job has, unless it only asks (`peek`).
 
         Raises:
@@ -46,20 +53,19 @@ class ServerMoves:
         move = ServerMove.of(message.body)
         if move is None:
             raise RequestError("bad_message", "a move names endpoints, each once, and a folder")
-        if (membership.move or self.asked) not in {None, move}:
+        if (membership.move or self.wanted(now)) not in {None, move}:
             what = "the job is about to move to other servers already"
             raise RequestError("refused", what, hint="ask again when it has")
         stay = min(len(servers), len(move.servers))
-        if list(move.servers[:stay]) != list(servers[:stay]) or stay == len(move.servers) == len(
-            servers
-        ):
+        has_others = list(move.servers[:stay]) != list(servers[:stay])
+        if has_others or len(move.servers) == len(servers):
             what = f"a job with the servers {', '.join(servers)} cannot move to "
             raise RequestError("refused", what + ", ".join(move.servers), hint=_HINT)
         if message.body.get("peek") is not True:
-            self.asked = move
+            self._asked, self._asked_at = move, now
 
     def bye(self, request: Request) -> None:
-        """Lets a trainer go that moves, when all do."""
+        """Notes a trainer that moves; answers when all trainers do."""
         self.trainers.by_id[request.trainer].left = True
         self._byes[request.trainer] = request
         if self.trainers.all_left():
@@ -75,9 +81,14 @@ class ServerMoves:
         waited_s = now - min(request.since for request in self._byes.values())
         for number in self.trainers.staying():
             if self.trainers.is_lost(number, now) or waited_s > options.step_timeout_s:
-                what = f"trainer {number} did not come along when the job moved to other servers"
+                what = f"trainer {number} did not move with the job to other servers"
                 self._refuse(RequestError("peer_lost", what, hint="see its log"))
                 return
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Discounts waits while this process was suspended."""
+        for request in self._byes.values():
+            request.since = min(request.since + seconds, now)
 
     def _refuse(self, refusal: RequestError) -> None:
         byes, self._byes = self._byes, {}

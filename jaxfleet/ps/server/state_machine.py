@@ -187,7 +187,7 @@ class ServerCore:
             elif message.kind is Kind.JOIN:
                 self._changes.join(peer, message, self._clock())
             elif message.kind is Kind.MOVE:
-                self._changes.move(peer, message)
+                self._changes.move(peer, message, self._clock())
             else:
                 self._from_trainer(peer, message)
         except RequestError as refusal:
@@ -281,6 +281,7 @@ class ServerCore:
                 known.ended = min(known.ended + seconds, now)
         self._liveness.forgive(seconds, now)
         self._leases.forgive(seconds, now)
+        self._moves.forgive(seconds, now)
 
     def take_tasks(self) -> list[DeviceTask]:
         """Returns the next tasks, in order; each is passed to `finish` or `fail`."""
@@ -347,7 +348,7 @@ class ServerCore:
         return members.moved()
 
     def expect(self, members: Membership) -> None:
-        """Begins for trainers that have moved here; whoever has not moved with them is refused."""
+        """Expects the trainers that have moved here; others are refused."""
         self._changes.current = members
 
     def end(self) -> None:
@@ -364,6 +365,8 @@ class ServerCore:
 
     def _bye(self, request: Request) -> None:
         if request.message.body.get("moves") is True:
+            if self._changes.current.move is None:
+                raise RequestError("refused", "the job does not move to other servers")
             self._moves.bye(request)
             return
         self._sessions.bye(request)

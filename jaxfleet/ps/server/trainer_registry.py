@@ -98,6 +98,7 @@ class TrainerRegistry:
             if session is not None and session == old.session:
                 known = replace(
                     known,
+                    left=old.left,
                     seen=old.seen,
                     step=max(known.step, old.step),
                     pushed=old.pushed,

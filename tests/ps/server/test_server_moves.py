@@ -160,7 +160,7 @@ def test_a_trainer_lost_at_its_bye_is_named_to_the_others(*, goes_on: bool) -> N
     bench = moving(goes_on=goes_on)
     say_bye(bench, 0)
     told = bench.wait(20.0)
-    text = "trainer 1 did not come along when the job moved to other servers"
+    text = "trainer 1 did not move with the job to other servers"
     assert ("peer_lost", text) in [error_of([reply]) for reply in told]
     assert bench.core.next_members is None
 
@@ -184,3 +184,46 @@ def test_the_state_that_moves_may_be_saved_beside_the_servers_own_checkpoints(
         answer = bench.one(0, Kind.SAVE, body={"path": str(tmp_path / folder)})
         assert answer.kind is kind, answer
         assert ask(bench, ServerMove(MOVE.servers, str(tmp_path / folder))).kind is kind
+
+
+def test_a_server_that_has_all_byes_answers_no_hello_of_the_next_epoch() -> None:
+    """Its last checkpoint may still be written; the next life answers."""
+    bench = moving()
+    for trainer in range(2):
+        say_bye(bench, trainer)
+    assert greet(bench, Membership(2, ("s0", "s1"))) == []
+    assert bench.core.finished
+    assert bench.core.next_members == Membership(2, ("s0", "s1"))
+
+
+def test_a_request_that_is_not_repeated_lapses() -> None:
+    bench = started()
+    step(bench, 1)
+    assert ask(bench).body == {"moved": False}
+    bench.wait(6.0)
+    bench.send(0, Kind.PUSH, 2, {"rows": 12}, sgd_grads(0, 2))
+    assert newest(bench) == Membership()
+
+
+def test_a_bye_of_a_trainer_that_connects_again_counts() -> None:
+    bench = moving()
+    say_bye(bench, 0)
+    body = {**hello(0, session="s0", fixed=""), **Membership(1, ("s0", "s1"), (), MOVE).plain()}
+    assert bench.one(0, Kind.HELLO, body=body, peer=b"again").kind is Kind.WELCOME
+    assert [(peer, message.kind) for peer, message in say_bye(bench, 1)] == [
+        (b"again", Kind.OK),
+        (b"1 in epoch 1", Kind.OK),
+    ]
+
+
+def test_a_bye_that_moves_from_a_job_that_does_not_is_refused() -> None:
+    answer = started().one(0, Kind.BYE, body={"moves": True})
+    assert error_of(answer)[1] == "the job does not move to other servers"
+
+
+def test_a_hello_that_is_refused_leaves_no_epoch_behind() -> None:
+    bench = Bench(ServerOptions(server=0, job="j", trainers=2))
+    stranger = {**hello(0, session="x", job="k"), **Membership(3, ("x",)).plain()}
+    assert bench.one(0, Kind.HELLO, body=stranger).kind is Kind.ERROR
+    assert bench.core.trainers.count == 2
+    assert bench.one(0, Kind.HELLO, body=hello(0)).kind is Kind.WELCOME
