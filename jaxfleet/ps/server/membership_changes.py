@@ -403,9 +403,8 @@ class MembershipChanges:
             except RequestError as refusal:
                 self.outbox.error(peer, message, refusal)
         self.links.renew(self.sessions.me.program)
-        step, move = self.router.step + 1, self.current.move
-        what = f"from step {step} on, {members} trainers instead of {before}"
-        if members == before and move is not None:
-            count = len(move.servers)
-            what = f"the job goes on with {count} server{'s' * (count != 1)} after step {step}"
+        what = f"from step {self.router.step + 1} on, {members} trainers instead of {before}"
+        if members == before and (move := self.current.move) is not None:
+            # Its own step is of no use: it may have run the one that is done again.
+            what = f"the job moves to other servers after this step, {len(move.servers)} in all"
         alert(f"{self.outbox.name}: {what}")
