@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.membership import CHANGED, Membership
 from jaxfleet.ps.server.collectives import CollectiveHandler
+from jaxfleet.ps.server.join_candidates import JoinCandidates
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
@@ -21,15 +22,7 @@ from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.ps.server.trainer_sessions import TrainerSessions
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
 
-_MOST_CANDIDATES = 1024
 _TOGETHER_S = 1.0  # within which trainers leave together
-
-
-@dataclass
-class Candidate:
-    """A process that waits to join, and when it was heard last."""
-
-    heard: float
 
 
 @dataclass
@@ -52,7 +45,7 @@ class MembershipChanges:
     following: Membership | None = None
     _fixed: str = "none of its trainers has come yet"  # why the members cannot change
     _arrived: dict[int, tuple[Peer, Message]] = field(default_factory=dict)
-    _candidates: dict[str, Candidate] = field(default_factory=dict)
+    _candidates: JoinCandidates = field(default_factory=JoinCandidates)
     _leaving: set[str] = field(default_factory=set)
     _willing: set[str] = field(default_factory=set)  # processes that a SIGTERM lets leave
     _begun: int = 0  # the greatest step of pushes
@@ -210,16 +203,12 @@ class MembershipChanges:
         if body.get("program") != self.trainers.facts.get("program"):
             what = f"it has another program for {count} trainers than those of the job"
             raise RequestError("refused", what, hint="start it with the same script and strategy")
-        if session not in self._candidates and len(self._candidates) >= _MOST_CANDIDATES:
-            raise RequestError("refused", "too many processes wait to join")
-        self._candidates[session] = Candidate(now)
+        self._candidates.note(session, now)
         return {"trainers": count, "waits": True}
 
     def beat(self, message: Message, now: float) -> None:
         """Notes a heartbeat of a process that is not in the registry yet."""
-        candidate = self._candidates.get(str(message.body.get("session")))
-        if candidate is not None:
-            candidate.heard = now
+        self._candidates.beat(message.body.get("session"), now)
 
     def pushed(self, message: Message, now: float) -> None:
         """Lets processes join at the first push of a step: what came before it is over."""
@@ -256,8 +245,9 @@ class MembershipChanges:
         return tuple(str(known[number].session) for number in sorted(known))
 
     def _is_lost(self, session: str, now: float) -> bool:
-        known = self.trainers.process(session) or self._candidates.get(session)
-        return known is None or now - known.heard > self.trainers.options.lost_after_s
+        known = self.trainers.process(session)
+        heard = known.heard if known is not None else self._candidates.heard(session)
+        return heard is None or now - heard > self.trainers.options.lost_after_s
 
     def _decide(self, now: float) -> None:
         """Takes processes out of the job that are lost, or want to leave."""
@@ -342,8 +332,7 @@ class MembershipChanges:
     def look(self, now: float) -> None:
         """Decides about lost trainers, and ends a change that cannot be completed."""
         patience = self.trainers.options.lost_after_s
-        for session in [s for s, c in self._candidates.items() if now - c.heard > 3 * patience]:
-            del self._candidates[session]
+        self._candidates.forget_silent(now - 3 * patience)
         if not self._is_over(now) and self.sessions.server == 0 and not self._fixed:
             self._decide(now)
         if self.following is not None:
@@ -391,8 +380,7 @@ class MembershipChanges:
         arrived, self._arrived = self._arrived, {}
         self._leaving -= {*self.current.sessions}
         self._begun = self.router.step
-        for session in self.current.sessions:
-            self._candidates.pop(session, None)
+        self._candidates.forget(self.current.sessions)
         self.trainers.begin_epoch(members)
         self.collectives.forget_strangers()
         self.router.begin_epoch()
