@@ -94,7 +94,7 @@ def initialize(
 def has_started() -> bool:
     """Whether jax has already enumerated its devices."""
     # The one public setting that jax refuses to change after its start; its value stays the same.
-    count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # created dynamically by jax
+    count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined, unused-ignore]  # jax 0.10 makes it up
     try:
         jax.config.update("jax_num_cpu_devices", abs(count) + 1)
     except RuntimeError:

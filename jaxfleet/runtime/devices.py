@@ -49,7 +49,7 @@ def have_cpu_devices(count: int) -> None:
 
 def emulated_count() -> int:
     """Returns the configured number of emulated CPU devices, or 1."""
-    told: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
+    told: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined, unused-ignore]  # jax 0.10 makes it up
     return max(1, told)
 
 

@@ -110,7 +110,7 @@ def mistake_in(error: Exception) -> Exception | None:
 
 def looks_for_nans() -> bool:
     """Whether jax examines the results of every computation."""
-    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined]  # jax makes them up
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # type: ignore[attr-defined, unused-ignore]  # jax 0.10 makes them up
 
 
 def is_deleted(value: Any) -> bool:
@@ -232,7 +232,7 @@ def description(
     fields = dataclasses.fields(strategy)
     names = [leaf.name for leaf in captured.signature.batch]
     return [
-        f"jax {jax.__version__} with jax_enable_x64={jax.config.jax_enable_x64}",  # type: ignore[attr-defined]  # jax makes it up
+        f"jax {jax.__version__} with jax_enable_x64={jax.config.jax_enable_x64}",  # type: ignore[attr-defined, unused-ignore]  # jax 0.10 makes it up
         *(
             f"strategy: {x.name}={getattr(strategy, x.name)!r}"
             for x in fields

@@ -44,7 +44,7 @@ def gradients(strategy: Any, legacy: bool) -> list[np.ndarray]:
 def test_both_ways_clip_alike(legacy: bool) -> None:
     bias, weight = np.ones(1), ROWS.mean(0)[:, None]
     norm = np.sqrt((bias**2).sum() + (weight**2).sum())
-    wanted = {
+    wanted: dict[Any, list[Any]] = {
         clip.GradientClipByValue(0.5): [np.clip(bias, -0.5, 0.5), np.clip(weight, -0.5, 0.5)],
         clip.GradientClipByNorm(1.5): [bias, weight * 1.5 / np.linalg.norm(weight)],
         clip.GradientClipByGlobalNorm(1.0): [bias / norm, weight / norm],
