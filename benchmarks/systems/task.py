@@ -8,7 +8,6 @@ lost or applied twice. Systems with two servers keep one on each, if they let a 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -67,8 +66,3 @@ def finish(state: dict[str, np.ndarray]) -> None:
     written = folder() / "final.new.npz"
     np.savez(str(written), **state)  # type: ignore[arg-type]  # of allow_pickle
     written.replace(folder() / "final.npz")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

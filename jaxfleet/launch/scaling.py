@@ -100,7 +100,7 @@ def ask_a_server(
     kind: str = "join",
     body: Mapping[str, Any] | None = None,
 ) -> Mapping[str, object] | None:
-    """Asks a server as a stranger does, by default how it is; None if it does not answer.
+    """Sends a server a request without a hello, by default `join`; None if it does not answer.
 
     Raises:
         StrategyError: it refuses.

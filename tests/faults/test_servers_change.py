@@ -101,7 +101,7 @@ def test_rows_of_a_table_move_with_their_buckets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second_at_s", by_default([0.2, 1.8], 1.8))
-def test_processes_that_wait_to_join_a_job_that_moves_change_nothing(
+def test_processes_that_wait_to_join_a_job_become_members_although_it_moves(
     second_at_s: float, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """The first one waits until there are two, which can have an equal part of the batch."""

@@ -106,7 +106,7 @@ def scales(number: int, status: int = 0) -> Callable[[], None]:
 
 
 def moves(server_0: Server0, number: int) -> Callable[[], None]:
-    """Lets the job move, and waits until its launch knows."""
+    """Lets the job move, and waits until its launch reports it."""
 
     def move() -> None:
         server_0.moved_to = number
