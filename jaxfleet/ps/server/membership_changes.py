@@ -164,7 +164,7 @@ class MembershipChanges:
         self.outbox.answer(peer, message, Kind.OK, body)
 
     def _check_addressee(self, body: Mapping[str, Plain]) -> None:
-        """Rejects a request that is for another job, or for the server that decides."""
+        """Rejects a request for another job, or at another server than the one that decides."""
         job = self.trainers.facts.get("job")
         if job is not None and body.get("job") != job:
             raise RequestError("refused", f"this server is of job '{job}', not '{body.get('job')}'")
