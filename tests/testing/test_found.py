@@ -70,6 +70,12 @@ def test_a_connection_may_break_after_a_restore(at_s: float) -> None:
     survives(RESTORING, Reset(at_s, 1, 0), keeps_checkpoints=False)
 
 
+def test_rows_pushed_before_a_restore_have_no_part_in_the_steps_after_it() -> None:
+    """Found by seed 11133: the rows of a step from before completed it when it came again."""
+    mode = Mode(has_table=True, saves=True, restores=True)
+    survives(mode, LossOfOne(Kind.PUSH_ROWS, 12), seed=11133, pace_s=(0.126, 0.478))
+
+
 @pytest.mark.grid
 def test_a_push_of_rows_is_sent_again_while_its_sender_waits_for_other_servers() -> None:
     """Found by seeds 10813 and 11133: a save waited for it until `step_timeout_s`."""

@@ -153,6 +153,9 @@ class AsyncScheduler(Scheduler):
         self.clocks.restart(step)
         self._forget()
 
+    def rewind(self, step: int) -> None:
+        self.restart(step)
+
     @property
     def number(self) -> int:
         return self.clocks.total()

@@ -29,6 +29,11 @@ class StepBuffer(Generic[T]):
         for old in [known for known in self._pushed if known <= step]:
             self.forget(old)
 
+    def clear(self) -> None:
+        """Discards all steps."""
+        self._pushed.clear()
+        self.bytes = 0
+
     def forget(self, step: int) -> None:
         for by_trainer in self._pushed.pop(step, {}).values():
             self.bytes -= sum(map(self.size, by_trainer.values()))
@@ -92,6 +97,11 @@ class GradientBuffer:
         self._pushed.restart(step)
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
         self._rows = {later: rows for later, rows in self._rows.items() if later > step}
+
+    def clear(self) -> None:
+        self._pushed.clear()
+        self._parts.clear()
+        self._rows.clear()
 
     def add(self, step: int, trainer: int, tensor: Tensor) -> bool:
         return self._pushed.add(step, tensor.name, trainer, gradient_of(tensor))

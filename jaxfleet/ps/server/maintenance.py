@@ -282,7 +282,7 @@ class MaintenanceQueue:
             self.own.save(held, step, lambda: loaded_and_kept(step))
 
         def loaded_and_kept(step: int) -> None:
-            held.scheduler.restart(step)
+            held.scheduler.rewind(step)
             self.on_load()
             self.outbox.reply(request, Kind.OK, {"step": step})
             self._free()

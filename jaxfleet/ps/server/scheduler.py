@@ -121,6 +121,9 @@ class Scheduler(Protocol):
     def restart(self, step: int) -> None:
         """Sets the applied step; discards inputs of earlier steps."""
 
+    def rewind(self, step: int) -> None:
+        """Sets the applied step of another state; discards all inputs, which are not of it."""
+
     def resume(self, progress: Progress) -> None:
         """Resumes from a checkpoint."""
 

@@ -74,6 +74,12 @@ class SyncScheduler(Scheduler):
         self._begun = {trainer: later for trainer, later in self._begun.items() if later > step}
         self.rows.restart(step)
 
+    def rewind(self, step: int) -> None:
+        self.summands.clear()
+        self.rows.clear()
+        self._begun.clear()
+        self.restart(step)
+
     def take_over(self, other: "SyncScheduler") -> None:
         """Goes on where the scheduler of the same blocks for other trainers stopped.
 
