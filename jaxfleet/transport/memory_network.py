@@ -240,6 +240,9 @@ class MemoryConnections:
     def renewed(self) -> Collection[int]:
         return ()  # no connection ever breaks here
 
+    def renew(self, server: int) -> None:
+        """Does nothing: what is sent arrives."""
+
     def put(self, server: int, message: Message) -> None:
         if not self._closed:
             self._queue.append((server, message))

@@ -163,6 +163,13 @@ class Connections(Protocol):
         """
         ...
 
+    def renew(self, server: int) -> None:
+        """Connects to a server anew, over which nothing arrives as it was sent.
+
+        Messages in flight on the old connection may be lost.
+        """
+        ...
+
     def close(self) -> None:
         """Closes, after a short wait for pending messages to be sent."""
         ...

@@ -330,6 +330,9 @@ class StoppingLines:
     def renewed(self) -> Collection[int]:
         return self.lines.renewed()
 
+    def renew(self, server: int) -> None:
+        self.lines.renew(server)
+
     def close(self) -> None:
         self.lines.close()
 

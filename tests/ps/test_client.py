@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from jaxfleet.errors import ConnectError
+from jaxfleet.errors import ConnectError, ProgramError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Pulse
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
@@ -21,6 +21,7 @@ class LosingLines:
 
     def __init__(self, lost: int) -> None:
         self.sent: list[Message] = []
+        self.renewals: list[int] = []
         self.rejected = 0
         self._lost = lost
         self._answered = 0
@@ -41,6 +42,9 @@ class LosingLines:
 
     def renewed(self) -> Collection[int]:
         return ()
+
+    def renew(self, server: int) -> None:
+        self.renewals.append(server)
 
     def close(self) -> None:
         """Has nothing to close."""
@@ -104,3 +108,35 @@ def test_a_push_that_is_not_applied_is_checked_like_a_request() -> None:
     assert [session.is_due(now, 3.0) for now in (0.0, 2.9, 3.0)] == [False, False, True]
     session.hear(Pulse(step=1, incarnation=session.greeted))
     assert not session.is_due(20.0, 3.0)
+
+
+class ShiftedLines(LosingLines):
+    """Connections whose server can read nothing, at first or also once they are renewed."""
+
+    def __init__(self, *, is_mended_by_renewal: bool) -> None:
+        super().__init__(0)
+        self.is_mended_by_renewal = is_mended_by_renewal
+
+    def receive(self, timeout_s: float) -> tuple[int, Message] | None:
+        asked = next((m for m in self.sent if m.kind is Kind.STATS), None)
+        if asked is None:
+            return super().receive(timeout_s)
+        if self.renewals and self.is_mended_by_renewal:
+            return 0, Message(Kind.OK, "server 0", 0, asked.number)
+        body: dict[str, Plain] = {"error": "bad_message", "what": "the header is not msgpack"}
+        return 0, Message(Kind.ERROR, "server 0", body=body)
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_a_connection_that_carries_nothing_readable_is_renewed_once(*, is_mended: bool) -> None:
+    lines = ShiftedLines(is_mended_by_renewal=is_mended)
+    asker = client(lines)
+    asker.open()
+    request = asker.request(0, Kind.STATS)
+    if is_mended:
+        asker.wait([request])
+        assert request.is_done
+    else:
+        with pytest.raises(ProgramError, match="the header is not msgpack"):
+            asker.wait([request])
+    assert lines.renewals == [0]

@@ -37,6 +37,8 @@ class Lines:
     def renewed(self) -> Collection[int]:
         return ()
 
+    def renew(self, server: int) -> None: ...
+
     def close(self) -> None: ...
 
 

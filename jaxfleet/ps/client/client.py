@@ -34,7 +34,7 @@ _POLL_S = 0.25  # how often a wait checks heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have reached a previous process on the server's port
 _CHECK_S = 3.0  # a reply or a request may be lost with a connection
 _CHECK_BYE_S = 0.5
-_MOST_DAMAGED = 5  # consecutive frames that a server could not read: more are no accident
+_MOST_DAMAGED = 5  # consecutive frames that a server could not read, on a new connection, too
 
 
 class Client(RequestSender):
@@ -352,7 +352,11 @@ class Client(RequestSender):
         elif not number and message.body.get("error") == "bad_message" and known.is_open:
             known.damaged += 1  # a frame too damaged to identify its request
             if known.damaged > _MOST_DAMAGED:
-                raise refusal_error(self.me, server, message)
+                if known.is_renewed:
+                    raise refusal_error(self.me, server, message)
+                # Bytes that were lost on the way shift all that follow on the connection.
+                known.damaged, known.is_renewed = 0, True
+                self.connections.renew(server)
             self.check_pending(server)
         elif number not in known.repeated or number in known.waiting:
             if known.waiting.pop(number, None) is not None:

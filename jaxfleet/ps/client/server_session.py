@@ -183,6 +183,7 @@ class ServerSession:
         oldest: what was due last: the number of the oldest pending request, or the first step whose
             push it is not known to have applied.
         damaged: consecutive frames that it could not read.
+        is_renewed: the connection was replaced for that, and nothing was read since.
         check_at_s: when to check that it has received the pending requests, and the pushes.
         exchange_s: time spent sending pushes and waiting for their values, not reported to it yet.
         clock: the step up to which the last values included all trainers' pushes, if trainers do
@@ -214,6 +215,7 @@ class ServerSession:
     rows: int | None = None
     oldest: tuple[int | None, int | None] = (None, None)
     damaged: int = 0
+    is_renewed: bool = False
     check_at_s: float = 0.0
     exchange_s: float = 0.0
 
@@ -248,7 +250,7 @@ class ServerSession:
 
     def has_answered(self, request: PendingRequest) -> None:
         del self.waiting[request.message.number]
-        self.damaged = 0
+        self.damaged, self.is_renewed = 0, False
         kind = request.message.kind
         self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
         applied = request.answer.body.get("applied") if request.answer is not None else None

@@ -262,6 +262,9 @@ class SimulatedConnections:
             self._lines[server].is_renewed = False
         return found
 
+    def renew(self, server: int) -> None:
+        """Does nothing: messages are lost here, and never damaged."""
+
     def close(self) -> None:
         self._is_closed = True
         for line in self._lines:

@@ -256,6 +256,10 @@ class ZmqConnections:
         with self._end.used():
             return [server for server, watch in enumerate(self._watches) if watch.take_renewed()]
 
+    def renew(self, server: int) -> None:
+        with self._end.used():
+            self._connect_again(server)
+
     def receive(self, timeout_s: float) -> tuple[int, Message] | None:
         until = time.monotonic() + timeout_s
         with self._end.used():
