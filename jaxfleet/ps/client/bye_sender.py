@@ -98,8 +98,7 @@ class MoveSender:
 
     def _is_new(self, server: int) -> bool:
         assert self.heartbeat is not None
-        incarnation = self.heartbeat.pulse(server).incarnation
-        return bool(incarnation) and str(incarnation) not in self.outbox.servers[server].welcomes
+        return self.outbox.servers[server].is_unknown(self.heartbeat.pulse(server))
 
     def _return_if_same(self, server: int, strange: dict[int, float]) -> None:
         """Returns to a server that lost its connection; its heartbeats show that it did not end."""

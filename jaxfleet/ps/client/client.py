@@ -390,7 +390,7 @@ class Client(RequestSender):
             known.hear(pulse)
             if server == 0:
                 self.leases.saved(pulse.saved)
-            if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:
+            if known.is_unknown(pulse):
                 self._recovery.see_new(server, str(pulse.incarnation))
             elif known.is_open and self._heartbeat.silent_s(server) > limit_s:
                 doing, step = pulse.doing, self.step

@@ -223,6 +223,10 @@ class ServerSession:
     def is_open(self) -> bool:
         return bool(self.welcomes)
 
+    def is_unknown(self, pulse: Pulse) -> bool:
+        """Whether a heartbeat is of an incarnation that has sent no welcome."""
+        return bool(pulse.incarnation) and str(pulse.incarnation) not in self.welcomes
+
     def welcome(self, message: Message) -> None:
         body = message.body
         step = body.get("step")
