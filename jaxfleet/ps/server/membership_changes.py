@@ -159,7 +159,7 @@ class MembershipChanges:
                 what = f"no server can be added or removed: the trainers are fixed: {self._fixed}"
                 raise RequestError("refused", what)
             self.router.folders.check(message)
-            self.moves.ask(message, servers, self.following or self.current, now)
+            self.moves.ask(message, servers, self._newest, now)
             body = {"moved": False}
         self.outbox.answer(peer, message, Kind.OK, body)
 
@@ -222,8 +222,7 @@ class MembershipChanges:
 
     def plain(self) -> dict[str, Plain]:
         """Returns what heartbeats tell of the membership."""
-        newest = self.following or self.current
-        return newest.plain() if newest.epoch else {}
+        return self._newest.plain() if self._newest.epoch else {}
 
     def _check(self, what: str) -> None:
         if self._fixed:
@@ -236,11 +235,14 @@ class MembershipChanges:
         steps = [known.step for known in self.trainers.by_id.values()]
         return 0 <= self.router.step >= max(steps, default=0) - 1
 
+    @property
+    def _newest(self) -> Membership:
+        return self.following or self.current
+
     def _members(self) -> tuple[str, ...]:
         """Returns the processes of the newest membership, in order."""
-        newest = self.following or self.current
-        if newest.epoch:
-            return newest.sessions
+        if self._newest.epoch:
+            return self._newest.sessions
         known = self.trainers.by_id
         return tuple(str(known[number].session) for number in sorted(known))
 
@@ -299,7 +301,7 @@ class MembershipChanges:
 
     def _announce(self, sessions: Sequence[str], now: float) -> None:
         """Decides; those that cannot have an equal part of the batch leave."""
-        newest = self.following or self.current
+        newest = self._newest
         stay = tuple(sessions[: self._divisor(len(sessions))])
         known = {str(each.session) for each in self.trainers.by_id.values()}
         before = self.following.dismissed if self.following is not None else ()
@@ -311,8 +313,8 @@ class MembershipChanges:
 
     def close(self, membership: Membership, now: float) -> None:
         """Ends the current epoch: what cannot be answered any more is refused."""
-        newest = self.following or self.current
-        if membership.epoch <= newest.epoch or not membership.sessions or self.moves.is_done:
+        is_old = membership.epoch <= self._newest.epoch
+        if is_old or not membership.sessions or self.moves.is_done:
             return
         self.following, self._since = membership, now
         self._send_back(self._changed(membership, "the members change again"))
