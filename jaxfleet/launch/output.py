@@ -17,6 +17,15 @@ _LONGEST = 64 * 1024  # bytes; a longer line is shown in pieces
 _PROGRESS_EVERY_S = 1.0
 
 
+def counted(number: int, what: str) -> str:
+    """Returns a number with what it counts.
+
+    >>> counted(1, "server"), counted(3, "trainer")
+    ('1 server', '3 trainers')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 class LineCutter:
     """Splits one stream into lines. Times are seconds of any clock."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from jaxfleet.errors import ConnectError, ProgramError, StrategyError
 from jaxfleet.launch.job_spec import MOST_PROCESSES, Job, check_range
 from jaxfleet.launch.members import Members
+from jaxfleet.launch.output import counted
 from jaxfleet.launch.requests import Requests
 from jaxfleet.launch.starter import Starter
 
@@ -191,7 +192,7 @@ class TrainerScaling:
         job, members = f"job '{self._job.name}'", self._members
         present = self._present
         if trainers == len(present):
-            return f"{job} has {_counted(trainers)} already"
+            return f"{job} has {counted(trainers, 'trainer')} already"
         if trainers > len(present):
             names = [members.add_trainer().name for _ in range(trainers - len(present))]
             done = f"{_listed(names)} to join {job} at a step"
@@ -210,7 +211,7 @@ class TrainerScaling:
             self._leaving.update(leaving)
             done = f"{_listed(names)} to leave {job} at the next step"
         members.planned = range(trainers)  # if the whole job starts again
-        self._console.say(f"asked for {_counted(trainers)}: {done}")
+        self._console.say(f"asked for {counted(trainers, 'trainer')}: {done}")
         return done
 
     @property
@@ -256,7 +257,7 @@ class TrainerScaling:
             name = self._members.trainers[number].name
             self._console.complain(f"the job cannot go on without {name}: {why}")
             return False
-        self._forget(number, f"the job goes on with {_counted(others)}")
+        self._forget(number, f"the job goes on with {counted(others, 'trainer')}")
         return True
 
     def _forget(self, number: int, so: str) -> None:
@@ -280,10 +281,6 @@ class TrainerScaling:
     def _others(self, number: int) -> int:
         running = [at for at in self._present if self._members.trainers[at].status is None]
         return len({*running} - {number})
-
-
-def _counted(trainers: int) -> str:
-    return f"{trainers} trainer{'s' * (trainers != 1)}"
 
 
 def _listed(names: Sequence[str]) -> str:

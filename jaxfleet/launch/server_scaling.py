@@ -15,6 +15,7 @@ from functools import partial
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.launch.job_spec import MOST_PROCESSES, SERVE, Job, check_range
 from jaxfleet.launch.members import Members
+from jaxfleet.launch.output import counted
 from jaxfleet.launch.placement import Ports
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.requests import Requests
@@ -63,7 +64,7 @@ class ServerScaling:
         self._check_launch()
         before, start = tuple(members.endpoints), members.start_number
         if servers == len(before):
-            return f"job '{job.name}' has {_counted(servers)} already"
+            return f"job '{job.name}' has {counted(servers, 'server')} already"
         ports = Ports(max(servers - len(before), 0), host=job.nodes.own)
         endpoints = (*before[:servers], *ports.endpoints)
         try:
@@ -81,7 +82,7 @@ class ServerScaling:
             raise
         follow = threading.Thread(target=self._follow, args=(endpoints, start), daemon=True)
         follow.start()
-        return f"job '{job.name}' is to go on with {_counted(servers)} after its next step"
+        return f"job '{job.name}' is to go on with {counted(servers, 'server')} after its next step"
 
     def _check_launch(self) -> None:
         job, hint = self._job, None
@@ -169,14 +170,16 @@ class ServerScaling:
         self._is_moving = True
         self._leaving, self._unused = {*range(servers, before)}, {*range(before, servers)}
         self._members.planned_servers = servers  # if the whole job starts again
-        self._console.say(f"asked for {_counted(servers)}: the job moves after its next step")
+        self._console.say(
+            f"asked for {counted(servers, 'server')}: the job moves after its next step"
+        )
 
     def _has_moved(self, servers: int, start: int) -> None:
         members = self._members
         if members.start_number != start:
             return
         self._unused.clear()
-        self._console.say(f"the job has {_counted(servers)} now")
+        self._console.say(f"the job has {counted(servers, 'server')} now")
         late = [members.forget_server(n) for n in sorted(self._leaving & members.servers.keys())]
         for process in late:
             self._console.say(f"{process.name} has left the job")
@@ -212,7 +215,3 @@ def _end(processes: Sequence[Process]) -> None:
     for process in processes:
         if process.status is None:
             process.tell(signal.SIGTERM)
-
-
-def _counted(servers: int) -> str:
-    return f"{servers} server{'s' * (servers != 1)}"
