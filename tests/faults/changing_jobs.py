@@ -1,6 +1,7 @@
 """Jobs of the training script whose trainers change while they run."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -89,6 +90,23 @@ class ChangingJob(TrainingJob):
                 found.setdefault(number, set()).add(count)
         assert all(len(counts) == 1 for counts in found.values()), found
         return [found[number].pop() for number in sorted(found)]
+
+
+def changes(counts: Iterable[int]) -> list[int]:
+    """Returns the numbers of trainers or servers that a job had, one after the other."""
+    return [number for number, _ in itertools.groupby(counts)]
+
+
+def leave_all_but_one_of_four(job: ChangingJob) -> None:
+    """Lets all but trainer 2 leave a job of four trainers, after step 8 at the earliest."""
+
+    def between(step: TrainerStep, state: Any, done: int) -> Any:
+        me = step.client.me
+        if me.trainers == 4 and done >= 8 and me.trainer != 2:
+            step.leave()
+        return state
+
+    job.between = between
 
 
 @dataclass

@@ -11,7 +11,7 @@ from jaxfleet.ps.client.joining import ask_first
 from jaxfleet.ps.membership import ServerMove
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
-from tests.faults.changing_jobs import ChangingJob
+from tests.faults.changing_jobs import ChangingJob, changes
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import NAME, End, KilledError, kill
@@ -68,11 +68,6 @@ class MovingJob(ChangingJob):
                 self.answers.append(answer)
             self.network.sleep(0.3)
         self.answers.append({})
-
-
-def changes(counts: list[int]) -> list[int]:
-    """Returns the numbers of servers, one after the other."""
-    return [n for n, before in zip(counts, [0, *counts], strict=False) if n != before]
 
 
 @pytest.mark.parametrize("kind", by_default(KINDS, "norm"))

@@ -15,7 +15,7 @@ from jaxfleet.ps.server.server_table import ServerTable
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
-from tests.faults.changing_jobs import ChangingJob
+from tests.faults.changing_jobs import ChangingJob, changes, leave_all_but_one_of_four
 from tests.faults.memory_jobs import kill
 from tests.faults.test_trainers_change import (
     STEPS,
@@ -127,18 +127,9 @@ def test_no_trainer_ends_a_step_whose_rows_a_server_lacks() -> None:
 def test_two_then_four_then_one_then_three_trainers_are_as_one_device(kind: str) -> None:
     steps = 26
     job = changing(kind, f"--steps={steps}", joins_at_s=(0.2, 0.2, 3.2, 3.2))
-
-    def between(step: TrainerStep, state: Any, done: int) -> Any:
-        me = step.client.me
-        if me.trainers == 4 and done >= 8 and me.trainer != 2:
-            step.leave()
-        return state
-
-    job.between = between
+    leave_all_but_one_of_four(job)
     job.run()
-    counts = job.counts()
-    changes = [n for n, before in zip(counts, [0, *counts], strict=False) if n != before]
-    assert changes == [2, 4, 1, 3]
+    assert changes(job.counts()) == [2, 4, 1, 3]
     check_close(job, trainers=3, steps=steps)
 
 

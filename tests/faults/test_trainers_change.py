@@ -14,7 +14,7 @@ from jaxfleet.runtime.pserver_entry import job_step
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
-from tests.faults.changing_jobs import ChangingJob
+from tests.faults.changing_jobs import ChangingJob, changes, leave_all_but_one_of_four
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import KilledError, kill
@@ -131,22 +131,9 @@ def test_two_then_four_then_one_then_three_trainers_are_as_one_device(
 ) -> None:
     steps = 26
     job = changing(kind, f"--steps={steps}", joins_at_s=(0.2, 0.2, 3.2, 3.2))
-
-    def between(step: TrainerStep, state: Any, done: int) -> Any:
-        me = step.client.me
-        if me.trainers == 4 and done >= 8 and me.trainer != 2:
-            step.leave()
-        return state
-
-    job.between = between
+    leave_all_but_one_of_four(job)
     job.run()
-    counts = job.counts()
-    assert [n for n, before in zip(counts, [0, *counts], strict=False) if n != before] == [
-        2,
-        4,
-        1,
-        3,
-    ]
+    assert changes(job.counts()) == [2, 4, 1, 3]
     check_close(job, undisturbed, trainers=3, steps=steps)
 
 

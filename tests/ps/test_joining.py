@@ -1,7 +1,8 @@
 """A process that asks to join a job, against answers of server 0."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -42,33 +43,30 @@ class Lines:
     def close(self) -> None: ...
 
 
-def joined(*answers: dict[str, Plain], begins: bool) -> tuple[Membership | None, int]:
-    """Returns the membership, and the number of requests."""
-    lines = Lines([*answers])
-    found = join_job(
+def join(
+    lines: Lines, *, digest: Callable[[int], str] = str, connect_s: float = 5.0, **more: Any
+) -> Membership | None:
+    return join_job(
         lines,
         job="j",
         session="s",
-        digest=str,
+        digest=digest,
         clock=lambda: lines.now,
-        connect_s=5.0,
-        begins=begins,
+        connect_s=connect_s,
+        **more,
     )
-    return found, len(lines.asked)
+
+
+def joined(*answers: dict[str, Plain], begins: bool) -> tuple[Membership | None, int]:
+    """Returns the membership, and the number of requests."""
+    lines = Lines([*answers])
+    return join(lines, begins=begins), len(lines.asked)
 
 
 def test_a_server_that_has_answered_may_be_silent_for_less_time() -> None:
     lines = Lines([{"trainers": 0}])
     with pytest.raises(ConnectError, match="server 0 does not answer for 3 s"):
-        join_job(
-            lines,
-            job="j",
-            session="s",
-            digest=str,
-            clock=lambda: lines.now,
-            connect_s=100.0,
-            silent_s=3.0,
-        )
+        join(lines, connect_s=100.0, silent_s=3.0)
     assert lines.now < 10.0
 
 
@@ -110,15 +108,7 @@ def test_it_makes_its_programs_again_for_other_servers_than_it_knew() -> None:
     two: dict[str, Plain] = {"trainers": 1, "servers": ["a:1", "b:1"]}
     one: dict[str, Plain] = {"trainers": 1, "servers": ["a:1"]}
     lines = Lines([two, {"trainers": 1, "waits": True}, one, {**MEMBER, "servers": ["a:1"]}])
-    found = join_job(
-        lines,
-        job="j",
-        session="s",
-        digest=digest,
-        clock=lambda: lines.now,
-        connect_s=5.0,
-        take_servers=servers.append,
-    )
+    found = join(lines, digest=digest, take_servers=servers.append)
     assert found == Membership(1, ("a", "s"))
     assert asked == [(1, ("a:1", "b:1")), (1, ("a:1",))]
     assert lines.asked[-1].body["servers"] == ["a:1"]
