@@ -30,11 +30,11 @@ def broken_changes(run: Run, undisturbed: Run) -> Iterator[str]:
             last = undisturbed.trainers[0]
             yield from _differences(record.final, last.final, f"trainer {trainer} at its end")
             yield from _other_rows(record.rows, last.rows, f"trainer {trainer} at its end")
-    for server, (end, other) in enumerate(zip(run.servers, undisturbed.servers, strict=True)):
+    for server, end in run.last_ends():
         if well and end.error is None:
-            yield from _differences(end.values, other.values, f"server {server} at its end")
+            yield from _differences(end.values, undisturbed.values(), f"server {server} at its end")
             for key, row in end.rows.items():
-                yield from _other_rows(row, other.rows[key], f"server {server} at its end")
+                yield from _other_rows(row, undisturbed.rows()[key], f"server {server} at its end")
 
 
 def _other_rows(rows: np.ndarray | None, wanted: np.ndarray | None, where: str) -> Iterator[str]:

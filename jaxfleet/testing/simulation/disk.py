@@ -29,6 +29,8 @@ class Disk:
         process: the name of the process that uses it.
         root: the folder that is simulated.
         shared: a folder of another machine, which keeps all that this one writes there.
+        moving: the folder through which the state goes to other servers. It is full when this disk
+            is, and loses nothing.
         crash: called for `crash_at`.
         is_full: every operation that needs space fails.
         crash_at: number of the operation during which `crash` is called; None for none.
@@ -38,6 +40,7 @@ class Disk:
     process: str
     root: Path
     shared: Path
+    moving: Path
     draw: random.Random
     crash: Callable[[], None]
     is_full: bool = False
@@ -47,7 +50,7 @@ class Disk:
     _names: dict[int, dict[str, int]] = field(default_factory=dict)  # synced, by folder's inode
 
     def has(self, path: str) -> bool:
-        return _is_below(path, self.root) or _is_below(path, self.shared)
+        return any(_is_below(path, each) for each in (self.root, self.shared, self.moving))
 
     def before(self, path: str, *, needs_space: bool) -> None:
         """Called before an operation: the process may be killed, or the disk be full."""
@@ -55,7 +58,8 @@ class Disk:
         if self.crash_at is not None and self.operations >= self.crash_at:
             self.crash_at = None
             self.crash()
-        if self.is_full and needs_space and _is_below(path, self.root):
+        is_here = _is_below(path, self.root) or _is_below(path, self.moving)
+        if self.is_full and needs_space and is_here:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def synced(self, path: str) -> None:
@@ -78,7 +82,7 @@ class Disk:
         return self._folder(where | {inode: self.root}, inode, loses_power=loses_power)
 
     def put_back(self, tree: Tree) -> None:
-        """Replaces all files, after the killed process has run its handlers."""
+        """Replaces all files: after the killed process has run its handlers, or for another one."""
         shutil.rmtree(self.root, ignore_errors=True)
         self._contents.clear()
         self._names.clear()

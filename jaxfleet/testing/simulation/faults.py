@@ -121,6 +121,14 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Move:
+    """The launch is asked for another number of servers, again until the job has it or ends."""
+
+    at_s: float
+    servers: int
+
+
+@dataclass(frozen=True)
 class Stop(Span):
     """A process is suspended, as by SIGSTOP."""
 
@@ -145,7 +153,7 @@ class FullDisk(Span):
 
 Fault: TypeAlias = (
     Loss | LossOfOne | Duplication | Delay | SlowPeer | Reset | Partition | KillServer
-    | KillTrainer | Leave | Join | Stop | ClockJump | FullDisk
+    | KillTrainer | Leave | Join | Move | Stop | ClockJump | FullDisk
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from jaxfleet.testing.simulation.workload import HITS, TRAINERS, Record
 
 def broken(run: Run, undisturbed: Run) -> list[str]:
     """Returns the invariants that a run breaks; `undisturbed` is the same job without faults."""
-    found = [*_endings(run), *run.waits.late, *dict.fromkeys(run.sizes.beyond)]
+    found = [*_endings(run), *run.waits.late, *dict.fromkeys(run.sizes.beyond), *_moves(run)]
     if run.schedule.mode.leases:
         return [*found, *broken_leases(run)]
     if run.schedule.mode.changes:
@@ -43,12 +43,26 @@ def _endings(run: Run) -> Iterator[str]:
 def _is_excused(run: Run, name: str, error: JaxfleetError) -> bool:
     """Whether a process may fail that others do not need."""
     schedule = run.schedule
-    if schedule.mode.changes and run.lost_early:
+    if run.lost_in_move or (schedule.mode.changes and run.lost_early):
         return True
     kind, _, number = name.partition(" ")
     if kind == "server":  # which waits for lost trainers when the others have ended
         return schedule.lost_trainers > 0 and not schedule.mode.waits
     return int(number) >= TRAINERS and isinstance(error, ConnectError)  # the job had ended
+
+
+def _moves(run: Run) -> Iterator[str]:
+    """Trainers move together, and servers that do not stay end by themselves."""
+    if len(run.counts_of_servers) > 1:
+        yield f"trainers ended with {sorted(run.counts_of_servers)} servers"
+    if run.schedule.mode.moves and not run.schedule.mode.changes:
+        for step, counts in enumerate(zip(*(x.servers for x in run.trainers), strict=False)):
+            if len(set(counts)) > 1:
+                yield f"trainers did their step number {step + 1} with {counts} servers"
+    count = max(run.counts_of_servers, default=0)
+    for server, end in run.former if not run.errors else ():
+        if server >= count and end.is_told and end.has_served and end.starts == 1:
+            yield f"server {server} had to be told to end when the job had moved to others"
 
 
 def _of_trainer(run: Run, trainer: int, record: Record, undisturbed: Run) -> Iterator[str]:
@@ -103,14 +117,15 @@ def _at_the_end(run: Run, undisturbed: Run) -> Iterator[str]:
     """Servers that ended with the job have every push of every trainer that ended well, once."""
     mode = run.schedule.mode
     well = [n for n, record in enumerate(run.trainers) if record.final]
-    for server, (end, wanted) in enumerate(zip(run.servers, undisturbed.servers, strict=True)):
+    wanted = undisturbed.values()
+    for server, end in run.last_ends():
         for leaf, values in end.values.items():
             where = f"server {server} at its end"
             if leaf in HITS:
                 counts = times_applied(mode, values)
                 yield from _lost(counts, [] if end.error else well, f"{where}: '{leaf}'")
             is_whole = mode.is_exact and len(well) == TRAINERS and end.error is None
-            if is_whole and values.tobytes() != wanted.values[leaf].tobytes():
+            if is_whole and values.tobytes() != wanted[leaf].tobytes():
                 yield f"{where} has another '{leaf}' than undisturbed"
         for key, row in end.rows.items():
             where = f"server {server} at its end: row {key}"

@@ -12,17 +12,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from jaxfleet.errors import ClosedError
+from jaxfleet.env import MOVING
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.server import ServerOptions
 from jaxfleet.runtime.pserver_job import JobPrograms, membership, timeouts_of
 from jaxfleet.runtime.trainer_membership import Departure
-from jaxfleet.tables.buckets import server_of
 from jaxfleet.testing.simulation import workload
 from jaxfleet.testing.simulation.disk import Disk
 from jaxfleet.testing.simulation.faults import (
@@ -32,18 +29,22 @@ from jaxfleet.testing.simulation.faults import (
     KillServer,
     KillTrainer,
     Leave,
+    Move,
     Reset,
     Stop,
     Weather,
 )
+from jaxfleet.testing.simulation.launch import Launch, LaunchedServers
+from jaxfleet.testing.simulation.moves import MoveWatch
 from jaxfleet.testing.simulation.network import SimulatedNetwork
 from jaxfleet.testing.simulation.place import Place
 from jaxfleet.testing.simulation.run import Run, ServerEnd
 from jaxfleet.testing.simulation.schedule import RETURNS_S, Schedule
 from jaxfleet.testing.simulation.scheduler import KilledError, Process, Scheduler, StuckError
+from jaxfleet.testing.simulation.server_process import KILLED, ServerProcess
 from jaxfleet.testing.simulation.substitutes import substituted
-from jaxfleet.testing.simulation.task_queue import TaskQueue
 from jaxfleet.testing.simulation.watch import WatchedClient
+from jaxfleet.transport.messages import Message
 
 _LIMIT_S, _CPU_S = 400.0, 60.0
 _ROOT = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  # fsync costs nothing there
@@ -54,7 +55,8 @@ def run_schedule(schedule: Schedule, trace: Callable[[str], None] | None = None)
     root = Path(tempfile.mkdtemp(prefix="jaxfleet-simulation-", dir=_ROOT))
     job = Job(schedule, root, trace)
     try:
-        with _uncollected(), substituted(job.scheduler.clock, job.draw("machine"), job.disk_of):
+        machine = substituted(job.scheduler.clock, job.draw("machine"), job.disk_of)
+        with _uncollected(), machine, job.launch.substituted():
             job.run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -80,8 +82,8 @@ class Job:
         self, schedule: Schedule, root: Path, trace: Callable[[str], None] | None = None
     ) -> None:
         self.schedule, self.mode, self.root = schedule, schedule.mode, root
-        self.endpoints = workload.endpoints_of(self.mode)
         self.scheduler = Scheduler()
+        numbers = range(self.mode.most_servers)
         self._joins = sorted(x.at_s for x in schedule.faults.values() if isinstance(x, Join))
         self._leaves = {
             x.trainer: x.after_step for x in schedule.faults.values() if isinstance(x, Leave)
@@ -89,33 +91,43 @@ class Job:
         self.result = Run(
             schedule,
             [workload.Record() for _ in range(workload.TRAINERS + len(self._joins))],
-            [ServerEnd() for _ in self.endpoints],
+            [ServerEnd() for _ in numbers],
         )
         self._trace, self._digest = trace, hashlib.blake2b(digest_size=16)
         weather = Weather(schedule.seed, schedule.faults)
-        self.network = SimulatedNetwork(self.scheduler, weather, self.note, self._before_message)
+        self._watch = MoveWatch(root / MOVING)
+        self.network = SimulatedNetwork(
+            self.scheduler, weather, self.note, self._before_message, self._see
+        )
+        self.members = LaunchedServers(
+            list(workload.endpoints_of(self.mode)), root, self._start_server, self._forget_disk
+        )
+        self.launch = Launch(self.members, self.network, self.scheduler, self.note)
         self.processes: dict[str, Process] = {}
         self.disks = [
             Disk(
                 f"server {n}",
                 root / f"server{n}",
                 root / "shared",
+                root / MOVING,
                 self.draw(f"disk {n}"),
                 partial(self._crash, n),
             )
-            for n in range(len(self.endpoints))
+            for n in numbers
         ]
-        self._kills: dict[int, list[KillServer]] = {n: [] for n in range(len(self.endpoints))}
+        self._kills: dict[int, list[KillServer]] = {n: [] for n in numbers}
         self._dying: dict[int, KillServer] = {}
         self._sent: Counter[str] = Counter()  # messages by process
         self._lives: Counter[int] = Counter()  # starts of trainers
+        self._training = 0  # trainers that run
 
     def draw(self, what: str) -> random.Random:
         """Returns a generator for one purpose, so that no other changes what it draws."""
         return random.Random(f"{self.schedule.seed}/{what}")  # noqa: S311  # not for secrets
 
     def note(self, line: str) -> None:
-        """Adds a line to the trace."""
+        """Adds a line to the trace, without the name of the run's folder."""
+        line = line.replace(str(self.root), "")
         self.result.messages += 1
         self._digest.update(line.encode())
         if self._trace is not None:
@@ -129,7 +141,7 @@ class Job:
         return disk if disk is not None and disk.has(path) else None
 
     def run(self) -> None:
-        for number in range(len(self.endpoints)):
+        for number in range(len(self.members.endpoints)):
             self._start_server(number)
         for number in range(workload.TRAINERS):
             self._start_trainer(number)
@@ -137,10 +149,13 @@ class Job:
             self.scheduler.after(at_s, partial(self._start_trainer, number), keeps=True)
         for fault in self.schedule.faults.values():
             self._plan(fault)
+        moves = [x for x in self.schedule.faults.values() if isinstance(x, Move)]
+        self.launch.move(sorted(moves, key=lambda move: move.at_s))
         try:
             self.scheduler.run(limit_s=_LIMIT_S, cpu_s=_CPU_S)
         except StuckError as error:
             self.result.stuck = str(error)
+        self.result.former = [(one.number, one.end) for one in self.members.former]
         self.result.crashes = self.scheduler.crashes
         self.result.took_s = self.scheduler.now_s
         self.result.digest = self._digest.hexdigest()
@@ -151,8 +166,7 @@ class Job:
         after = self.scheduler.after
         match fault:
             case Reset():
-                endpoint = self.endpoints[fault.server]
-                after(fault.at_s, lambda: self.network.reset(f"trainer {fault.trainer}", endpoint))
+                after(fault.at_s, lambda: self._reset(fault))
             case KillServer(at_s=None):
                 self._kills[fault.server].append(fault)
                 self._arm(fault.server)
@@ -171,6 +185,11 @@ class Job:
             case _:
                 pass  # of messages
 
+    def _reset(self, fault: Reset) -> None:
+        if fault.server < len(self.members.endpoints):
+            endpoint = self.members.endpoints[fault.server]
+            self.network.reset(f"trainer {fault.trainer}", endpoint)
+
     def _arm(self, server: int) -> None:
         """Lets the next kill during an operation of a server's disk happen."""
         disk = self.disks[server]
@@ -182,19 +201,27 @@ class Job:
 
     def _crash(self, server: int) -> None:
         self._kill_server(self._dying.pop(server))
+        if self.scheduler.current().process.is_alive:
+            return  # it is another one, which the launch has forgotten
         raise KilledError
 
     def _kill_server(self, kill: KillServer) -> None:
-        process = self.processes[f"server {kill.server}"]
-        if not process.is_alive or not self.result.servers[kill.server].is_up:
+        server = self.members.servers.get(kill.server)
+        if server is None or not server.process.is_alive or not server.end.is_up:
             return
+        process, server.status = server.process, KILLED
+        self.result.lost_in_move |= self._watch.needs(process.name)
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
         tree = self.disks[kill.server].tree(loses_power=kill.loses_power)
         self.scheduler.kill(process)
         self.network.lose(process)
-        self.result.servers[kill.server].is_up = False
+        server.end.is_up = False
+        if not self.launch.has_ended(server):
+            return
 
         def come_back() -> None:
+            if not self.launch.is_awaited(server):
+                return
             self.disks[kill.server].put_back(tree)
             self._start_server(kill.server)
             self._arm(kill.server)
@@ -220,6 +247,7 @@ class Job:
         if not process.is_alive or self.result.trainers[trainer].final:
             return
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
+        self.result.lost_in_move |= self._watch.needs(process.name)
         first = self.result.trainers[: workload.TRAINERS]
         self.result.lost_early |= not all(record.seen for record in first)
         self.scheduler.kill(process)
@@ -228,24 +256,36 @@ class Job:
             self.scheduler.after(kill.away_s, lambda: self._start_trainer(trainer), keeps=True)
 
     def _stop(self, name: str, seconds: float) -> None:
-        process = self.processes[name]
+        if (process := self.processes.get(name)) is None:
+            return
         process.stopped_until = max(process.stopped_until, self.scheduler.now_s + seconds)
         self.result.waits.excused_s += seconds
 
     def _jump(self, name: str, seconds: float) -> None:
-        self.processes[name].ahead_s += seconds
+        if (process := self.processes.get(name)) is None:
+            return
+        process.ahead_s += seconds
         self.result.waits.excused_s += seconds
 
     # --- processes --------------------------------------------------------------------------------
 
+    def _see(self, sender: str, receiver: str, message: Message) -> None:
+        was_moving = self._watch.needs("server 0")
+        self._watch.see(sender, receiver, message)
+        if not was_moving and self._watch.needs("server 0"):
+            servers = self.members.servers.values()
+            self.result.lost_in_move |= any(one.status == KILLED for one in servers)
+
+    def _forget_disk(self, server: int) -> None:
+        self.disks[server].put_back({})
+
     def _start_server(self, server: int) -> None:
         process = self.processes[f"server {server}"] = Process(f"server {server}")
-        end = self.result.servers[server]
+        end, before = self.result.servers[server], self.members.servers.get(server)
+        if before is None and end.starts:  # of an earlier server of this number
+            end = self.result.servers[server] = ServerEnd()
         end.starts += 1
         end.is_up, end.error = True, None
-        self.scheduler.start(process, process.name, lambda: self._serve(process, server, end))
-
-    def _serve(self, process: Process, server: int, end: ServerEnd) -> None:
         keeps = self.schedule.keeps_checkpoints
         options = ServerOptions(
             server=server,
@@ -258,39 +298,34 @@ class Job:
             server_return_s=RETURNS_S if keeps else 0.0,
             checkpoint_dir=self.root if keeps else None,
         )
-        network, clock = self.network.of(process), self.scheduler.clock
-        core = None
-        try:
-            core = ServerCore(self.endpoints[server], workload.cache(), clock, options)
-            served = Server(
-                core,
-                network.listen(self.endpoints[server]),
-                connect=network.connect,
-                clock=clock,
-                make_worker=partial(
-                    TaskQueue, self.scheduler, self.draw(f"worker {server} of start {end.starts}")
-                ),
-                publish=partial(self.result.sizes.look_at_server, core),
-            )
+        served = self.members.servers[server] = ServerProcess(
+            process,
+            server,
+            self.members.endpoints[server],
+            len(self.members.endpoints),
+            end,
+            options,
+            self.scheduler,
+            self.network.of(process),
+            self.draw,
+            self.result.sizes.look_at_server,
+        )
+
+        def body() -> None:
             served.serve()
-        except ClosedError as error:
-            end.error = error if process.is_alive else None
-        except Exception as error:  # noqa: BLE001  # the invariants judge it
-            end.error = error
-        if core is not None and process.is_alive:
-            end.is_up = False  # an ended server is not started again
-            end.error = end.error or core.failure
-            end.values, end.data = _values(core), _data(core, self.scheduler.now_s)
-            for store in core.stores.values():
-                keys = workload.KEYS[server_of(workload.KEYS, len(self.endpoints)) == server]
-                rows = store.look_up(keys)
-                end.rows = {int(k): np.array(x) for k, x in zip(keys, rows, strict=True)}
+            if process.is_alive:
+                self.launch.has_ended(served)
+
+        self.scheduler.start(process, process.name, body)
 
     def _start_trainer(self, trainer: int) -> None:
         process = self.processes[f"trainer {trainer}"] = Process(f"trainer {trainer}")
         record = self.result.trainers[trainer] = workload.Record()
         life, self._lives[trainer] = self._lives[trainer], self._lives[trainer] + 1
         self.result.errors.pop(trainer, None)
+        self._training += 1
+
+        place = self._place(process, trainer)
 
         def body() -> None:
             pace_s = self.schedule.pace_s[trainer % workload.TRAINERS]
@@ -298,48 +333,68 @@ class Job:
                 workload.train(
                     self.mode,
                     trainer,
-                    lambda job: self._connect(process, trainer, life, job),
+                    lambda job: self._connect(process, trainer, life, job, place.endpoints),
                     record,
                     pause=lambda _: self.scheduler.sleep(pace_s),
                     folder=self.root / "shared",
-                    scaling=self._place(process, trainer) if self.mode.changes else None,
+                    scaling=place if self.mode.changes or self.mode.moves else None,
                     leaves_after=self._leaves.get(trainer),
                 )
             except Departure:
                 self.note(f"{self.scheduler.now_s:.6f} {process.name} has left")
             except Exception as error:  # noqa: BLE001  # the invariants judge it
                 self.result.errors[trainer] = error
+            finally:
+                self._training -= 1
+                if not self._training:
+                    self.launch.close()
 
         self.scheduler.start(process, process.name, body)
 
     def _place(self, process: Process, trainer: int) -> Place:
-        def connect(job: JobPrograms, members: Membership, session: str) -> Client:
+        def connect(
+            job: JobPrograms, members: Membership, session: str, endpoints: tuple[str, ...]
+        ) -> Client:
             number = members.number_of(session)
             assert number is not None
-            me = self._identity(job, number, len(members.sessions))
+            me = self._identity(job, number, len(members.sessions), endpoints)
             return self._client(process, replace(me, membership=members, session=session))
 
         network = self.network.of(process)
         return Place(
             self.mode,
             joins=trainer >= workload.TRAINERS,
+            endpoints=tuple(self.members.endpoints),
             connect_as=connect,
-            lines=lambda: network.connect(self.endpoints),
+            lines=network.connect,
             clock=self.scheduler.clock,
         )
 
-    def _connect(self, process: Process, trainer: int, life: int, job: JobPrograms) -> Client:
-        return self._client(process, self._identity(job, trainer, workload.TRAINERS, life))
+    def _connect(
+        self,
+        process: Process,
+        trainer: int,
+        life: int,
+        job: JobPrograms,
+        endpoints: tuple[str, ...],
+    ) -> Client:
+        me = self._identity(job, trainer, workload.TRAINERS, endpoints, life)
+        return self._client(process, me)
 
     def _identity(
-        self, job: JobPrograms, trainer: int, trainers: int, life: int = 0
+        self,
+        job: JobPrograms,
+        trainer: int,
+        trainers: int,
+        endpoints: tuple[str, ...],
+        life: int = 0,
     ) -> TrainerIdentity:
         return membership(
             job,
             name=workload.NAME,
             trainer=trainer,
             trainers=trainers,
-            endpoints=self.endpoints,
+            endpoints=endpoints,
             life=life,
         )
 
@@ -349,7 +404,7 @@ class Job:
         network, clock = self.network.of(process), self.scheduler.clock
         beats = Heartbeat(
             network,
-            self.endpoints,
+            me.endpoints,
             sender=me.name,
             session=me.session,
             every_s=min(1.0, timeouts.lost_after_s / 5),
@@ -358,7 +413,7 @@ class Job:
         )
         self.scheduler.start(process, f"heartbeat {process.name}", beats.run)
         client = WatchedClient(
-            network.connect(self.endpoints),
+            network.connect(me.endpoints),
             me,
             timeouts=timeouts,
             heartbeat=beats,
@@ -367,15 +422,3 @@ class Job:
         )
         client.watch(self.result.waits, self.result.sizes, self.scheduler)
         return client
-
-
-def _values(core: ServerCore) -> dict[str, np.ndarray]:
-    return {name.rpartition("/")[2]: np.array(value) for name, value in core.state.items()}
-
-
-def _data(core: ServerCore, now_s: float) -> dict[str, int]:
-    """Returns the counts of the one epoch of leased samples; empty if there are none."""
-    data = core.figures(now_s).counted.get("data")
-    epochs = data.get("epochs") if isinstance(data, dict) else None
-    found = epochs[0] if isinstance(epochs, list) and epochs else None
-    return {name: int(str(n)) for name, n in found.items()} if isinstance(found, dict) else {}

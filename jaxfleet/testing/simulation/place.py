@@ -1,9 +1,8 @@
-"""The place of a process in a simulated job whose trainers change."""
+"""The place of a process in a simulated job whose trainers or servers change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxfleet.errors import StrategyError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.joining import join_job
 from jaxfleet.ps.membership import Membership
@@ -13,38 +12,39 @@ from jaxfleet.testing.simulation.workload import CONNECT_S, NAME, Mode, programs
 from jaxfleet.transport.messages import Connections
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
-    """Makes what a process needs for another place in its job.
+    """Makes what a process needs for another place in its job, as `runtime.job_places` does.
 
     Attributes:
         joins: it is no trainer of the job yet.
-        connect_as: returns the client of a member.
-        lines: returns connections without a client.
+        endpoints: of the servers that the job has now.
+        connect_as: returns the client of a member, at some servers.
+        lines: returns connections to servers without a client.
     """
 
     mode: Mode
     joins: bool
-    connect_as: Callable[[JobPrograms, Membership, str], Client]
-    lines: Callable[[], Connections]
+    endpoints: tuple[str, ...]
+    connect_as: Callable[[JobPrograms, Membership, str, tuple[str, ...]], Client]
+    lines: Callable[[Sequence[str]], Connections]
     clock: Callable[[], float]
 
     def move_to(self, endpoints: tuple[str, ...]) -> None:
-        what = f"a simulated job keeps its servers, and is to move to {', '.join(endpoints)}"
-        raise StrategyError(what, hint="add or remove servers of a job that jaxfleet launch runs")
+        self.endpoints = endpoints
 
     def programs(self, trainer: int, trainers: int) -> Programs:
-        return programs_of(self.mode, trainer, trainers)
+        return programs_of(self.mode, trainer, trainers, self.endpoints)
 
     def connect(self, job: JobPrograms, membership: Membership, session: str) -> Client:
-        return self.connect_as(job, membership, session)
+        return self.connect_as(job, membership, session, self.endpoints)
 
     def join(self, session: str, digest: Callable[[int], str]) -> Membership | None:
-        lines = self.lines()
+        lines = self.lines(self.endpoints)
         try:
             return join_job(
                 lines, job=NAME, session=session, digest=digest,
-                clock=self.clock, connect_s=CONNECT_S,
+                clock=self.clock, connect_s=CONNECT_S, take_servers=self.move_to,
             )  # fmt: skip
         finally:
             lines.close()

@@ -16,6 +16,7 @@ from jaxfleet.testing.simulation.faults import (
     Leave,
     Loss,
     LossOfOne,
+    Move,
     Partition,
     Reset,
     SlowPeer,
@@ -23,6 +24,7 @@ from jaxfleet.testing.simulation.faults import (
 )
 from jaxfleet.testing.simulation.workload import (
     LOST_AFTER_S,
+    MOST_SERVERS,
     STEPS,
     TRAINER_RETURN_S,
     TRAINERS,
@@ -31,6 +33,8 @@ from jaxfleet.testing.simulation.workload import (
 from jaxfleet.transport.messages import Kind
 
 RETURNS_S = 15.0  # how long trainers wait for a server
+_MOVE_S = 2.0  # within which the first move, and each one after it, is asked for
+_PACE_S = 0.2  # by which steps take longer where a job moves, so that it has time for two moves
 _JOB_S = 4.0  # faults begin within this time; a job without any takes about as long
 _ROOM_S = LOST_AFTER_S - 2.0  # of silence: two heartbeats less than what counts as a loss
 _FULL_S = 6.0  # for which a restored state may wait for space on a disk
@@ -80,11 +84,24 @@ _NEWER_MODES = [
     Mode(UNBOUNDED, relaxed="geo", period=2, leases=True),
     Mode(3, relaxed="geo", leases=True),
 ]
+_MOVING, _WELL_TESTED = 0.15, 2  # how often a mode of `_MOVING_MODES` is drawn; before `_FIRST`
+_MOVING_MODES = [
+    Mode(moves=True),
+    Mode(has_table=True, moves=True),
+    Mode(servers=1, moves=True),
+    Mode(has_table=True, servers=1, moves=True),
+    Mode(saves=True, restores=True, moves=True),
+    Mode(has_table=True, saves=True, restores=True, moves=True),
+    Mode(changes=True, moves=True),
+    Mode(has_table=True, changes=True, moves=True),
+]
+_SLOWER = 2.0  # faults begin within so many times the time where a job moves, which takes longer
 _LOST_KINDS = (
     Kind.HELLO, Kind.WELCOME, Kind.DEFINE, Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.VALUES,
     Kind.LOOK_UP, Kind.ROWS, Kind.PUSH_ROWS, Kind.PENDING, Kind.SAVE, Kind.BYE, Kind.OK,
     Kind.ERROR, Kind.REDUCE, Kind.REDUCED,
 )  # fmt: skip
+_OF_MOVES = (Kind.MOVE, Kind.MEMBERS, Kind.LOAD, Kind.SAVE, Kind.BYE, Kind.HELLO, Kind.HEARTBEAT)
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,13 @@ class Schedule:
 
     @property
     def must_succeed(self) -> bool:
-        """Whether all processes must end well, as the faults are within what a job survives."""
+        """Whether all processes must end well, as the faults are within what a job survives.
+
+        A job that moves to other servers survives what it does otherwise, before the move and after
+        it. In its middle nothing may be lost: from the first bye to the old servers until the new
+        ones have loaded the state, no server may be killed nor be away, and no trainer until it has
+        sent its next gradients. Only the run shows when that is (`Run.lost_in_move`).
+        """
         found = list(self.faults.values())
         if self.mode.changes and not self._is_left(found):
             return False
@@ -124,7 +147,8 @@ class Schedule:
         full_s = sum(fault.for_s for fault in found if isinstance(fault, FullDisk))
         if full_s and kills:
             return False  # trainers keep what servers cannot save, but not without a limit
-        if full_s > _FULL_S and self.mode.restores and self.keeps_checkpoints:
+        has_loads = self.mode.restores or self.mode.moves
+        if full_s > _FULL_S and has_loads and self.keeps_checkpoints:
             return False  # a restored state must be on servers' disks before the job goes on
         if sum(kill.away_s + _ROOM_S for kill in kills) > RETURNS_S:
             return False
@@ -192,7 +216,7 @@ def draw_schedule(seed: int, mode: Mode | None = None) -> Schedule:
     """Draws the schedule of a seed; with another mode than the drawn one, if given."""
     draw = random.Random(f"{seed}/schedule")  # noqa: S311  # not for secrets
     (drawn,) = draw.choices(list(_MODES), list(_MODES.values()))
-    mode = mode or _drawn_apart(seed) or drawn
+    mode = mode or _drawn_moving(seed) or _drawn_apart(seed) or drawn
     keeps = draw.random() < 0.7
     pace_s = tuple(draw.uniform(0.02, 0.6) for _ in range(TRAINERS))
     kinds = draw.choices(list(_DRAWS), [share for share, _ in _DRAWS.values()], k=_count(draw))
@@ -201,7 +225,32 @@ def draw_schedule(seed: int, mode: Mode | None = None) -> Schedule:
         if draw.random() < _SERVERS_LIVE:
             faults = {n: fault for n, fault in faults.items() if not isinstance(fault, KillServer)}
         faults |= dict(enumerate(_drawn_changes(draw), len(kinds)))
+    if mode.moves:
+        pace_s = tuple(pace + _PACE_S for pace in pace_s)
+        faults = {n: _later(fault) for n, fault in faults.items()}
+        faults |= dict(enumerate(_drawn_moves(draw, mode), max(faults, default=-1) + 1))
     return Schedule(seed, mode, keeps, pace_s, faults)
+
+
+def _drawn_moving(seed: int) -> Mode | None:
+    """Returns a mode of jobs that move for some seeds; all others keep their schedules."""
+    draw = random.Random(f"{seed}/servers")  # noqa: S311  # not for secrets
+    modes = _MOVING_MODES if seed >= _FIRST else _MOVING_MODES[:_WELL_TESTED]
+    return draw.choice(modes) if draw.random() < _MOVING else None
+
+
+def _later(fault: Fault) -> Fault:
+    """Returns a fault of a job that takes longer."""
+    at_s = getattr(fault, "at_s", None)
+    return fault if at_s is None else replace(fault, at_s=_SLOWER * at_s)
+
+
+def _drawn_moves(draw: random.Random, mode: Mode) -> Iterator[Fault]:
+    servers, at_s = mode.servers, 0.0
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 2, 2))):
+        servers = draw.choice([n for n in range(1, MOST_SERVERS + 1) if n != servers])
+        at_s += draw.uniform(0.0, _MOVE_S)
+        yield Move(at_s, servers)
 
 
 def _drawn_apart(seed: int) -> Mode | None:
@@ -235,15 +284,17 @@ def _short(draw: random.Random) -> float:
 
 
 def _process(draw: random.Random, mode: Mode) -> str:
-    names = [f"trainer {n}" for n in range(TRAINERS)] + [f"server {n}" for n in range(mode.servers)]
+    names = [f"trainer {n}" for n in range(TRAINERS)] + [
+        f"server {n}" for n in range(mode.most_servers)
+    ]
     return draw.choice(names)
 
 
 def _kill(draw: random.Random, mode: Mode) -> Fault:
-    server, power = draw.randrange(mode.servers), draw.random() < 0.5
+    server, power = draw.randrange(mode.most_servers), draw.random() < 0.5
     away_s = draw.uniform(0.05, 3.0) if draw.random() < 0.95 else 60.0
     if draw.random() < 0.5:
-        at = draw.randrange(1, 40)
+        at = draw.randrange(1, 80 if mode.moves else 40)
         return KillServer(server, away_s, at_operation=at, loses_power=power)
     return KillServer(server, away_s, at_s=_at(draw), loses_power=power)
 
@@ -260,19 +311,20 @@ def _kill_trainer(draw: random.Random, mode: Mode) -> Fault:
 
 _DRAWS: dict[str, tuple[int, Callable[[random.Random, Mode], Fault]]] = {
     "loss": (3, lambda d, _: Loss(_at(d), d.uniform(0.1, 3.0), d.choice((0.05, 0.2, 0.5, 1.0)))),
-    "one": (4, lambda d, _: LossOfOne(d.choice(_LOST_KINDS), d.randrange(16))),
+    "one": (4, lambda d, m: LossOfOne(d.choice(_LOST_KINDS + _OF_MOVES * m.moves),
+                                      d.randrange(32 if m.moves else 16))),
     "twice": (3, lambda d, _: Duplication(_at(d), d.uniform(0.1, 3.0), d.choice((0.1, 0.5, 1.0)),
                                           d.choice((0.0, 0.05, 1.0)))),
     "delay": (2, lambda d, _: Delay(_at(d), d.uniform(0.1, 3.0), d.choice((0.02, 0.2, 0.6)))),
     "slow": (2, lambda d, m: SlowPeer(_at(d), d.uniform(0.1, 3.0), _process(d, m),
                                       d.choice((0.05, 0.3, 0.6)))),
-    "reset": (4, lambda d, m: Reset(_at(d), d.randrange(TRAINERS), d.randrange(m.servers))),
+    "reset": (4, lambda d, m: Reset(_at(d), d.randrange(TRAINERS), d.randrange(m.most_servers))),
     "partition": (2, lambda d, m: Partition(_at(d), _short(d), f"trainer {d.randrange(TRAINERS)}",
-                                            f"server {d.randrange(m.servers)}",
+                                            f"server {d.randrange(m.most_servers)}",
                                             d.random() < 0.5, d.random() < 0.3)),
     "kill": (7, _kill),
     "kill trainer": (2, _kill_trainer),
     "stop": (2, lambda d, m: Stop(_at(d), _short(d), _process(d, m))),
     "jump": (2, lambda d, m: ClockJump(_at(d), _process(d, m), _short(d))),
-    "full": (2, lambda d, m: FullDisk(_at(d), d.uniform(0.1, 12.0), d.randrange(m.servers))),
+    "full": (2, lambda d, m: FullDisk(_at(d), d.uniform(0.1, 12.0), d.randrange(m.most_servers))),
 }  # fmt: skip

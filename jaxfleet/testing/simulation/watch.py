@@ -80,3 +80,15 @@ class WatchedClient(Client):
                 what = f"{self.me.name} waited {took_s:.1f} s instead of {limit_s:.1f} s"
                 self._waits.late.append(what)
             self._sizes.look_at_client(self)
+
+    def move_away(self) -> None:
+        """Leaves for other servers; recoveries may wait within it, one for each server."""
+        began_s = self._scheduler.now_s
+        try:
+            super().move_away()
+        finally:
+            limit_s = self._longest_s() * (1 + len(self.servers)) + self._waits.excused_s + 1.0
+            took_s = self._scheduler.now_s - began_s
+            if took_s > limit_s:
+                what = f"{self.me.name} moved for {took_s:.1f} s instead of {limit_s:.1f} s"
+                self._waits.late.append(what)

@@ -32,6 +32,7 @@ from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables import Constant, Sgd
 
 STEPS, TRAINERS = 5, 2
+MOST_SERVERS = 3  # of a job that moves
 PLACES = STEPS * TRAINERS
 NAME = "simulation"
 LOST_AFTER_S, STEP_TIMEOUT_S, CONNECT_S = 4.0, 20.0, 25.0
@@ -64,6 +65,7 @@ class Mode:
         restores: it also restores that later, once.
         leases: trainers lease their samples, of which each step takes one.
         changes: the job goes on without lost trainers, and others may leave and join.
+        moves: servers may be added and removed while it runs.
     """
 
     staleness: int | None = None
@@ -76,6 +78,12 @@ class Mode:
     restores: bool = False
     leases: bool = False
     changes: bool = False
+    moves: bool = False
+
+    @property
+    def most_servers(self) -> int:
+        """The greatest number of servers at a time."""
+        return MOST_SERVERS if self.moves else self.servers
 
     @property
     def communication(self) -> Relaxed | Literal["sync"]:
@@ -93,6 +101,7 @@ class Mode:
         more = f"{', a table' * self.has_table}{', waits for trainers' * self.waits}"
         more += f"{', saves' * self.saves}{', restores' * self.restores}"
         more += ", leases samples" * self.leases + ", changes its trainers" * self.changes
+        more += ", moves" * self.moves
         return f"{mode}, {self.servers} servers{more}"
 
 
@@ -104,6 +113,7 @@ class Record:
         seen: every step with the values that it computed with, by leaf; twice after a restore.
         before: the number of them that former processes with its number have seen.
         lags: the reported histogram of lags, of the last process.
+        servers: the number of servers after each of those steps, and at the end.
         final: the last state.
         rows: the last rows of the table.
     """
@@ -111,6 +121,7 @@ class Record:
     seen: list[tuple[int, dict[str, np.ndarray]]] = field(default_factory=list)
     before: int = 0
     lags: dict[str, Any] = field(default_factory=dict)
+    servers: list[int] = field(default_factory=list)
     final: dict[str, np.ndarray] = field(default_factory=dict)
     rows: np.ndarray | None = None
 
@@ -210,15 +221,21 @@ def _captured(mode: Mode) -> Captured:
 
 
 def endpoints_of(mode: Mode) -> tuple[str, ...]:
-    """Returns the servers' endpoints."""
+    """Returns the endpoints of the servers with which a job begins."""
     return tuple(local_endpoints(mode.servers))
 
 
-@functools.cache
 def programs_of(
-    mode: Mode, trainer: int, trainers: int = TRAINERS
+    mode: Mode, trainer: int, trainers: int = TRAINERS, endpoints: tuple[str, ...] = ()
 ) -> Callable[[Program], JobPrograms]:
-    """Returns what makes the programs of a trainer."""
+    """Returns what makes the programs of a trainer, for the first servers by default."""
+    return _programs_of(mode, trainer, trainers, endpoints or endpoints_of(mode))
+
+
+@functools.cache
+def _programs_of(
+    mode: Mode, trainer: int, trainers: int, endpoints: tuple[str, ...]
+) -> Callable[[Program], JobPrograms]:
     made: dict[int, tuple[Program, JobPrograms]] = {}
 
     def make(program: Program) -> JobPrograms:
@@ -228,8 +245,8 @@ def programs_of(
                 strategy_of(mode),
                 trainer=trainer,
                 trainers=trainers,
-                endpoints=endpoints_of(mode),
-                like=programs_of(mode, 0, trainers)(program) if trainer else None,
+                endpoints=endpoints,
+                like=_programs_of(mode, 0, trainers, endpoints)(program) if trainer else None,
             )
             made[id(program)] = program, job  # which keeps the program, and so its id
         return made[id(program)][1]
@@ -254,10 +271,11 @@ def new_step(
     scaling: Scaling | None = None,
 ) -> TrainerStep:
     """Returns a step of a trainer; all jobs share its programs and executables."""
+    make = scaling.programs if scaling is not None else functools.partial(programs_of, mode)
     return TrainerStep(
         _captured(mode),
         strategy_of(mode),
-        programs_of(mode, trainer),
+        make(trainer, TRAINERS),
         connect,
         example=_example(mode),
         cache=_CACHE,
@@ -285,7 +303,7 @@ def train(
         record: of what it sees.
         pause: takes the time of each step's computation.
         folder: for the checkpoint of a script that saves.
-        scaling: of a job whose trainers change.
+        scaling: of a job whose trainers or servers change.
         leaves_after: the step after which this trainer leaves such a job.
     """
     with new_step(mode, min(trainer, TRAINERS - 1), connect, scaling) as step:
@@ -298,6 +316,7 @@ def train(
             state, used = step(state, batches(mode)[number])
             number += 1
             record.seen.append((number, {name: np.array(used[name]) for name in LEAVES}))
+            record.servers.append(len(step.client.me.endpoints))
             pause(number)
             if number == leaves_after:
                 step.leave()
@@ -309,6 +328,7 @@ def train(
         record.final = {name: np.array(last[name]) for name in LEAVES}
         if mode.has_table:
             record.rows = np.array(step.look_up("rows", KEYS))
+        record.servers.append(len(step.client.me.endpoints))
         record.lags = dict(step.stats()["trainer"].get("staleness", {}))
 
 
