@@ -270,6 +270,7 @@ class Job:
     # --- processes --------------------------------------------------------------------------------
 
     def _see(self, sender: str, receiver: str, message: Message) -> None:
+        """Notes whether a server is away when trainers begin to leave the servers."""
         was_moving = self._watch.needs("server 0")
         self._watch.see(sender, receiver, message)
         if not was_moving and self._watch.needs("server 0"):
@@ -324,7 +325,6 @@ class Job:
         life, self._lives[trainer] = self._lives[trainer], self._lives[trainer] + 1
         self.result.errors.pop(trainer, None)
         self._training += 1
-
         place = self._place(process, trainer)
 
         def body() -> None:

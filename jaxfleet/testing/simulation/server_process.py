@@ -67,7 +67,9 @@ class ServerProcess:
 
     def serve(self) -> None:
         """Serves until the job is done, or has moved to servers without this one."""
-        core, listener, end = None, None, self.end
+        core: ServerCore | None = None
+        listener: SimulatedListener | None = None
+        end = self.end
         try:
             core = self._new_core()
             listener = self.network.listen(self.endpoint)

@@ -271,11 +271,10 @@ def new_step(
     scaling: Scaling | None = None,
 ) -> TrainerStep:
     """Returns a step of a trainer; all jobs share its programs and executables."""
-    make = scaling.programs if scaling is not None else functools.partial(programs_of, mode)
     return TrainerStep(
         _captured(mode),
         strategy_of(mode),
-        make(trainer, TRAINERS),
+        programs_of(mode, trainer) if scaling is None else scaling.programs(trainer, TRAINERS),
         connect,
         example=_example(mode),
         cache=_CACHE,
