@@ -113,6 +113,7 @@ class _EventsAtOnce(Events):
 
 class _RequestsAtOnce(Requests):
     def carry_out(self, act: Callable[[], _Result]) -> _Result:
+        self.check()
         return act()
 
 
