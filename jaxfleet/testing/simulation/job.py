@@ -270,7 +270,7 @@ class Job:
     # --- processes --------------------------------------------------------------------------------
 
     def _see(self, sender: str, receiver: str, message: Message) -> None:
-        """Notes whether a server is away when trainers begin to leave the servers."""
+        """Notes whether a server is away when a move begins."""
         was_moving = self._watch.needs("server 0")
         self._watch.see(sender, receiver, message)
         if not was_moving and self._watch.needs("server 0"):
@@ -314,8 +314,10 @@ class Job:
 
         def body() -> None:
             served.serve()
-            if process.is_alive:
-                self.launch.has_ended(served)
+            if process.is_alive and self.launch.has_ended(served):
+                is_early = served.status != 0 and not end.has_served  # no trainer came in time
+                if is_early and self._training:
+                    self._start_server(server)
 
         self.scheduler.start(process, process.name, body)
 

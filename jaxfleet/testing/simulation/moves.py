@@ -1,9 +1,11 @@
 """When a simulated job moves to other servers, as its messages show it.
 
-From the first bye with `moves` until the new servers have answered the load of the checkpoint, the
-state is on disk alone, and nothing replays the rest of the move: a process that is lost then, or
-is not back yet, ends the job (docs/parameter-servers.md, "Servers that are added or removed").
-Trainers wait for each other once more after the load, and go on with their next push.
+A move begins like a change of trainers: once server 0 has decided, a server that is lost may have
+no checkpoint of the new epoch to come back to, and trainers keep no pushes from before it. From the
+first bye with `moves` on the state is on disk alone, and nothing replays the rest of the move. When
+the new servers have answered the load of the checkpoint, they are recovered like any others.
+Trainers wait for each other once more after the load, and go on with their next push
+(docs/parameter-servers.md, "Servers that are added or removed").
 """
 
 from dataclasses import dataclass, field
@@ -21,32 +23,33 @@ class MoveWatch:
     """
 
     folder: Path
+    _epoch: int = 0  # of the last decision to move
     _movers: set[str] = field(default_factory=set)  # trainers from their byes to their next pushes
     _loads: dict[tuple[str, int], bool] = field(default_factory=dict)  # answered, by server, number
 
     def see(self, sender: str, receiver: str, message: Message) -> None:
         """Notes a message when it is sent, also one that is lost."""
-        if message.kind is Kind.BYE and message.body.get("moves") is True:
-            if not self._movers:
-                self._loads.clear()
+        epoch = message.body.get("epoch")
+        if "moves_to" in message.body and isinstance(epoch, int) and epoch > self._epoch:
+            self._epoch = epoch
+            self._loads.clear()
+        elif message.kind is Kind.BYE and message.body.get("moves") is True:
             self._movers.add(sender)
-        elif not self._movers:
-            return
         elif message.kind is Kind.LOAD:
             if Path(str(message.body.get("path"))).is_relative_to(self.folder):
                 self._loads.setdefault((receiver, message.number), False)
         elif message.kind is Kind.OK and (sender, message.number) in self._loads:
             self._loads[sender, message.number] = True
-        elif message.kind is Kind.PUSH and self.is_loaded:
+        elif message.kind is Kind.PUSH and self._is_loaded:
             self._movers.discard(sender)
 
     @property
-    def is_loaded(self) -> bool:
+    def _is_loaded(self) -> bool:
         """Whether the new servers have the state, in checkpoints of their own."""
         return bool(self._loads) and all(self._loads.values())
 
     def needs(self, process: str) -> bool:
-        """Whether the loss of a process ends the job now."""
+        """Whether the loss of a process may end the job now."""
         if process.startswith("server "):
-            return bool(self._movers) and not self.is_loaded
+            return self._epoch > 0 and not self._is_loaded
         return process in self._movers

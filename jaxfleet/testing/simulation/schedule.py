@@ -130,9 +130,10 @@ class Schedule:
         """Whether all processes must end well, as the faults are within what a job survives.
 
         A job that moves to other servers survives what it does otherwise, before the move and after
-        it. In its middle nothing may be lost: from the first bye to the old servers until the new
-        ones have loaded the state, no server may be killed nor be away, and no trainer until it has
-        sent its next gradients. Only the run shows when that is (`Run.lost_in_move`).
+        it. In its middle less may be lost: no server may be killed, nor be away, from the decision
+        to move until the new servers have loaded the state; and no trainer from its byes to the old
+        servers until it has sent its next gradients. Only the run shows when that is
+        (`Run.lost_in_move`).
         """
         found = list(self.faults.values())
         if self.mode.changes and not self._is_left(found):
