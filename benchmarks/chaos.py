@@ -3,19 +3,20 @@
     python benchmarks/chaos.py [--mode sync] [--kills 100] [--every 12] [--seed 0]
     python benchmarks/chaos.py --minutes 30 --every 20
 
-`jaxfleet launch` runs 3 servers and 3 trainers with `--restarts`, `--spares`, and, in sync mode,
-`--trainer-restarts` and `on_trainer_lost="wait"`. The seed draws which processes each round kills:
-one, or in a fifth of the rounds two or three, at once or within 2 s. A round ends when every
-trainer has ended 20 further steps; the next one begins `--every` seconds after the last began, or
-then. In `async` and `geo`, whose trainers do not return, servers alone are killed. A server and a
-trainer that are lost together take the job back to a periodic checkpoint of its own
+`jaxfleet launch` runs 3 servers and 3 trainers with `--restarts`, `--spares`, and
+`--trainer-restarts`; the strategy has `on_trainer_lost="wait"`. The seed draws which processes each
+round kills: one, or in a fifth of the rounds two or three, at once or within 2 s. A round ends when
+every trainer has ended 20 further steps; the next one begins `--every` seconds after the last
+began, or then. If no round has killed a single server, or a single trainer, one more does. A server
+and a trainer that are lost together may take the job back to a periodic checkpoint of its own
 (`--max-restarts`, `--save-every`).
 
 - `--mode sync`: the final states of all trainers must be those of an undisturbed job of as many
   steps, bit by bit.
-- `--mode async` and `geo`: every sample that trainers leased is accounted for, once; in `async`,
-  its effects on parameters and rows of a table are counted, too. No trainer exceeds the bound of
-  staleness.
+- `--mode async` and `geo`: the ledger of samples must have each once in every epoch, and parameters
+  and rows of a table, which count samples, must agree with it: in `async` exactly on server 0, and
+  elsewhere but for the steps of the pushes that killed trainers had under way; in `geo` but for the
+  changes that trainers had not sent. No step exceeds the bound of staleness.
 - `--minutes`: single kills at exponential intervals of `--every` on average. The pace, counted in
   steps that were reached, is compared with that of the same job before and after.
 
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chaos_training import LEASED, RELAXED, SAMPLES
 from common import Bar, print_bars, print_table
 from launched import LONGEST_S, LaunchedJob, Victim, ending_on_signals, import_s
 
@@ -48,6 +50,7 @@ MOST = 100_000  # restarts
 BARS_S = {"server": (2.0, 5.0), "trainer": (4.0, 8.0)}  # median and worst outage of single kills
 LOST_SHARE = 0.2  # of the throughput
 CALM = 0.15  # of --minutes, before and after, without kills
+COPIED_S = 2.0  # a server's checkpoint has the state of so long before it was complete, at most
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,44 @@ class Outages:
         ]
 
 
+@dataclass
+class Unsent:
+    """What killed trainers had not sent to all servers: docs/relaxed-modes.md promises no more.
+
+    Attributes:
+        trainers: how many the job has.
+        mode: of communication.
+        deaths: of trainers.
+        steps: of trainers that a server had not saved yet which died with them.
+        whole_starts: how often the whole job began again.
+    """
+
+    trainers: int
+    mode: str
+    deaths: int = 0
+    steps: int = 0
+    whole_starts: int = 0
+
+    def samples(self, *, of_rows: bool = False) -> int:
+        """Returns how many samples may be missing, or be there twice, in `async`.
+
+        A message under way has the gradients of `merge` steps. Rows are sent at each step, so
+        servers may have those of the steps that are being merged, too.
+        """
+        merge: int = RELAXED["async"]["merge"]
+        return LEASED * (merge * (1 + of_rows) * self.deaths + self.steps)
+
+    def changes(self) -> int:
+        """Returns how many samples' changes may be missing, or be there twice, in `geo`.
+
+        An exchange sends 1/T of a trainer's change, so at most those of T exchanges are left of it;
+        and those that trainers have left at the end never arrive.
+        """
+        left: int = self.trainers * RELAXED["geo"]["k_steps"]
+        last = self.trainers * (1 + self.whole_starts)
+        return LEASED * (left * (self.deaths + last) + self.steps)
+
+
 class Chaos:
     """The job that is disturbed, with its folder.
 
@@ -124,18 +165,16 @@ class Chaos:
         words += [f"--server-return={LONGEST_S}"]
         if not calm:
             words += [f"--restarts={MOST}", f"--spares={arguments.spares}"]
-            if mode == "sync":
-                words += [f"--trainer-restarts={MOST}", f"--max-restarts={MOST}"]
-                words += [f"--save-every={arguments.save_every}"]
+            words += [f"--trainer-restarts={MOST}", f"--max-restarts={MOST}"]
+            words += [f"--save-every={arguments.save_every}"]
         pause = 0.0 if calm else arguments.pause
         words += [str(SCRIPT), f"--mode={mode}", f"--pause={pause}", str(folder)]
         self.job = LaunchedJob(words, trainers=count, output=arguments.output)
         self.members: list[Victim] = [("server", number) for number in range(arguments.servers)]
-        if mode == "sync":
-            self.members += [("trainer", number) for number in range(count)]
+        self.members += [("trainer", number) for number in range(count)]
         if arguments.roles:
             self.members = [one for one in self.members if one[0] == arguments.roles]
-        self.outages = Outages()
+        self.outages, self.unsent = Outages(), Unsent(count, mode)
 
     def play(self, round_: Round) -> None:
         """Kills, waits until the job has recovered, and adds the outage."""
@@ -146,16 +185,36 @@ class Chaos:
             time.sleep(max(0.0, began + after_s - time.monotonic()))
             if (starts := self.job.kill(victim)) is not None:
                 hit.append((victim, starts))
+        self._count_unsent([victim for victim, _ in hit], began)
         for victim, starts in hit:
             self.job.wait_starts(victim, starts)
         self.job.wait_steps(time.monotonic(), AGAIN)
         outage_s = self.job.outage_s(began)
         whole = self.job.whole_starts - restarts
+        self.unsent.whole_starts += whole
         kind = f"{round_.kind}, whole job again" if whole else round_.kind
         self.outages.of.setdefault(kind, []).append(outage_s)
         self.outages.kills += len(hit)
         again = ", and the job began again from its checkpoint" if whole else ""
         print(f"round {self.outages.rounds}, {round_}: {outage_s:.2f} s{again}", flush=True)
+
+    def _count_unsent(self, killed: Sequence[Victim], began: float) -> None:
+        """Counts what killed trainers had not sent, or had sent to a server that died with them."""
+        trainers = [number for role, number in killed if role == "trainer"]
+        self.unsent.deaths += len(trainers)
+        for role, number in killed:
+            if role == "server":
+                since = min(began, self._saved_at(number)) - COPIED_S
+                steps = (at for each in trainers for at in list(self.job.steps[each]))
+                self.unsent.steps += sum(at > since for at in steps)
+
+    def _saved_at(self, server: int) -> float:
+        """Returns when the newest checkpoint of a server was complete, 0 if there is none."""
+        found = [0.0]
+        for path in (self._folder / "own").rglob(f"server{server}/*/*"):
+            with suppress(OSError):  # it is replaced
+                found.append(path.stat().st_mtime - time.time() + time.monotonic())
+        return max(found)
 
     def progress(self) -> int:
         """The steps that were reached: of a trainer in sync mode, else of all."""
@@ -186,19 +245,30 @@ class Chaos:
                 found.append({name: final[name] for name in final.files})
         return found
 
-    def reports(self) -> list[dict[str, Any]]:
-        """Returns what each trainer reported when it left."""
-        paths = [self._folder / f"left-{n}.json" for n in range(self._arguments.trainers)]
-        return [json.loads(path.read_text()) for path in paths]
+    def counted(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Returns the parameters and the rows that count samples, and the ledger's numbers."""
+        with np.load(self._folder / "final.npz") as final:
+            counts, rows = final["counts"], final["rows"]
+        return counts, rows, json.loads((self._folder / "data.json").read_text())
+
+    def ages(self) -> list[dict[str, int]]:
+        """Returns the bound of staleness and the greatest staleness of each trainer's process."""
+        return [json.loads(path.read_text()) for path in self._folder.glob("staleness-*.json")]
 
 
 def disturb(chaos: Chaos, arguments: argparse.Namespace) -> None:
-    """Plays rounds until there were as many kills as asked for."""
-    draw = random.Random(arguments.seed)
-    while chaos.outages.kills < arguments.kills:
+    """Plays rounds until there were as many kills as asked for, and a single one of each role."""
+    draw, outages = random.Random(arguments.seed), chaos.outages
+
+    def play(members: Sequence[Victim], *, single: bool) -> None:
         due = time.monotonic() + arguments.every
-        chaos.play(draw_round(draw, chaos.members))
+        chaos.play(draw_round(draw, members, single=single))
         time.sleep(max(0.0, due - time.monotonic()))
+
+    while outages.kills < arguments.kills:
+        play(chaos.members, single=False)
+    for role in sorted({role for role, _ in chaos.members} - outages.of.keys()):
+        play([one for one in chaos.members if one[0] == role], single=True)
 
 
 def keep_pace(chaos: Chaos, arguments: argparse.Namespace) -> list[Bar]:
@@ -240,30 +310,46 @@ def compare(chaos: Chaos, folder: Path, arguments: argparse.Namespace, last: int
 
 
 def account(chaos: Chaos, arguments: argparse.Namespace) -> list[Bar]:
-    """Counts samples that are not accounted for, and steps beyond the bound of staleness."""
-    finals, told = chaos.finals(), chaos.reports()
-    took = np.sum([final["took"] for final in finals], axis=0)
-    listed, earlier = told[0]["data"]["epochs"], told[0]["data"]["earlier"]
-    once, twice = (sum(each[name] for each in (*listed, earlier)) for name in ("once", "twice"))
-    unfinished = sum(each["never"] > 0 for each in listed)
-    finished = earlier["epochs"] + len(listed) - unfinished
-    wrong = (took < finished) | (took > finished + unfinished)
+    """Compares the ledger of samples, parameters and rows of the table; looks at staleness."""
+    counts, rows, data = chaos.counted()
+    listed = [each for each in data["epochs"] if each["never"] != SAMPLES]  # but one not begun
+    epochs = data["earlier"]["epochs"] + len(listed)
+    twice, never = (
+        sum(each[name] for each in (*listed, data["earlier"])) for name in ("twice", "never")
+    )
     bars = [
-        Bar("samples not trained on once in an epoch", int(np.sum(wrong)), 0),
-        Bar("difference of the ledger's count and the trainers'", abs(int(np.sum(took)) - once), 0),
         Bar("samples that the ledger has twice", twice, 0),
+        Bar("samples that the ledger lacks", never, 0),
+        Bar("rows of the table with more than one count", _differing(rows), 0),
     ]
     if arguments.mode == "async":
-        counts, rows = finals[0]["counts"], finals[0]["rows"]
-        dense, table = np.sum(counts != took), np.sum((rows != took[:, None]).any(axis=1))
-        bars.append(Bar("elements of parameters with other counts", int(dense), 0))
-        bars.append(Bar("rows of the table with other counts", int(table), 0))
-    ages = [each["staleness"] for each in told]
+        first = SAMPLES // arguments.servers  # server 0 has the first elements
+        here, elsewhere, table = (
+            float(np.abs(found - epochs).sum())
+            for found in (counts[:first], counts[first:], rows[:, 0])
+        )
+        unsent = chaos.unsent
+        bars += [
+            Bar("samples not counted once by server 0's parameters", here, 0),
+            Bar("samples not counted once by other parameters", elsewhere, unsent.samples()),
+            Bar("samples not counted once by the table", table, unsent.samples(of_rows=True)),
+        ]
+    else:
+        bars += [
+            Bar(f"samples that {name} lack, or have too many of", missing, chaos.unsent.changes())
+            for name, found in (("parameters", counts), ("rows", rows[:, 0]))
+            for missing in (abs(float(epochs * SAMPLES - found.sum(dtype=np.float64))),)
+        ]
+    ages = chaos.ages()
     beyond = sum(max(0, age["max"] - age["bound"]) for age in ages)
     bars.append(Bar("steps by which trainers exceeded the bound", beyond, 0))
-    print(f"{once} samples in {finished} epochs and {unfinished} unfinished; staleness "
-          f"{[age['max'] for age in ages]} of {ages[0]['bound']}", flush=True)  # fmt: skip
+    print(f"{epochs * SAMPLES} samples in {epochs} epochs; staleness "
+          f"{sorted(age['max'] for age in ages)} of {ages[0]['bound']}", flush=True)  # fmt: skip
     return bars
+
+
+def _differing(rows: np.ndarray) -> int:
+    return int((rows != rows[:, :1]).any(axis=1).sum())
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> list[Bar]:
@@ -310,7 +396,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--servers", type=int, default=3)
     add("--trainers", type=int, default=3)
     add("--spares", type=int, default=1, help="of jaxfleet launch")
-    add("--save-every", default="200steps", help="of jaxfleet launch, in sync mode")
+    add("--save-every", default="200steps", help="of jaxfleet launch")
     add("--pause", type=float, default=0.02, help="seconds after each step of a trainer")
     add("--roles", choices=("server", "trainer"), help="kill these alone")
     add("--output", type=Path, help="file for the output of the jobs, but for their steps")

@@ -3,12 +3,14 @@
     jaxfleet launch --servers 3 --trainers 3 benchmarks/chaos_training.py --mode sync FOLDER
 
 A trainer prints `step N` after each step. In sync mode the job ends after the step that the file
-`FOLDER/stop` has, and each trainer writes its final state. In the other modes it ends soon after
-there is such a file, and trainers write what they trained on, and trainer 0 what servers applied.
+`FOLDER/stop` has, and each trainer writes its final state. In the other modes trainers leave once
+there is such a file, and trainer 0 last of all: it goes on to the end of an epoch, and writes what
+servers have applied. Each process writes how old its values were, as it goes along.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ INPUTS, HIDDEN, CLASSES, ROWS = 64, 256, 10, 66  # rows for three trainers, and 
 SAMPLES, LEASED = 1200, 10  # of the relaxed modes; samples of one trainer's step
 DIM = 4
 WAITS_S = 600.0
+NOTED = 10  # steps after which a process writes its staleness again
 RELAXED: dict[str, dict[str, Any]] = {"async": {"merge": 4, "staleness": 12}, "geo": {"k_steps": 5}}
 
 table = jf.embedding_table(
@@ -112,43 +115,68 @@ def train_relaxed(mode: Any, folder: Path, pause_s: float) -> None:
     """Trains on leased samples, each of which adds 1 where it belongs."""
     index = np.arange(SAMPLES, dtype=np.int32)
     keys = index.astype(np.int64) * 1_000_003
-    rank, trainers = jf.rank(), jf.size()
     loader = jf.data.Loader(
-        {"index": index, "key": keys}, LEASED * trainers, epochs=None, batch="local"
+        {"index": index, "key": keys}, LEASED * jf.size(), epochs=None, batch="local"
     )
     params = {"counts": jnp.zeros(SAMPLES), "rows": table.init()}
     state: Any = {"params": params, "opt": sgd.init(params)}
     strategy = jf.DistributedStrategy(
-        mode="pserver", communication=mode, batch="local", min_block_size=64, **RELAXED[mode]
+        mode="pserver",
+        communication=mode,
+        batch="local",
+        min_block_size=64,
+        on_trainer_lost="wait",
+        trainer_return_s=WAITS_S,
+        **RELAXED[mode],
     )
     step = jf.distribute(count_step, example=(state, loader[0]), strategy=strategy)
-    took, number = np.zeros(SAMPLES, np.int64), 0
-    with step, step.batches(loader) as batches:
-        for batch in batches:
-            state, metrics = step(state, batch)
-            np.asarray(metrics["loss"])
-            took[batch["index"]] += 1
-            number += 1
-            report(number, pause_s)
-            if _is_over(folder, rank, trainers):
-                break
-        found: dict[str, np.ndarray] = {"took": took}
+    with step:
+        state, number = step.resume(state)
+        with step.batches(loader, number) as batches:
+            for batch in batches:
+                state, metrics = step(state, batch)
+                np.asarray(metrics["loss"])
+                number += 1
+                report(number, pause_s)
+                if number % NOTED == 0:
+                    note_staleness(folder, step)
+                if may_leave(folder) and (jf.rank() > 0 or epochs_are_whole(step, state)):
+                    break
         final = step.pull(state)
-        if rank == 0:  # the others have sent all and left
-            found["counts"] = np.asarray(final["params"]["counts"])
-            found["rows"] = step.look_up("rows", keys)
-        stats = step.stats()
-        told = {"staleness": stats["trainer"]["staleness"], "data": stats["data"]}
-    np.savez(folder / f"final-{rank}.npz", allow_pickle=False, **found)
-    (folder / f"left-{rank}.json").write_text(json.dumps(told))
+        note_staleness(folder, step)
+        if jf.rank() == 0:  # the others have sent all and left
+            counts, rows = np.asarray(final["params"]["counts"]), step.look_up("rows", keys)
+            np.savez(folder / "final.npz", counts=counts, rows=rows)
+            write(folder / "data.json", step.stats()["data"])
+    write(folder / f"left-{jf.rank()}.json", number)
 
 
-def _is_over(folder: Path, rank: int, trainers: int) -> bool:
+def may_leave(folder: Path) -> bool:
     """Whether a trainer leaves: trainer 0 once all others have."""
-    left = range(1, trainers) if rank == 0 else ()
+    left = range(1, jf.size()) if jf.rank() == 0 else ()
     return (folder / "stop").exists() and all(
         (folder / f"left-{other}.json").exists() for other in left
     )
+
+
+def epochs_are_whole(step: Any, state: Any) -> bool:
+    """Whether no epoch is trained on in part, so that all elements have the same count."""
+    step.pull(state)  # which sends what is merged
+    listed = step.stats()["data"]["epochs"]
+    return all(each["never"] in {0, SAMPLES} for each in listed)
+
+
+def note_staleness(folder: Path, step: Any) -> None:
+    """Writes how old the values of this process's steps were at most, and how old they may be."""
+    ages = step.stats()["trainer"]["staleness"]
+    write(folder / f"staleness-{os.getpid()}.json", {n: ages[n] for n in ("bound", "max")})
+
+
+def write(path: Path, told: Any) -> None:
+    """Writes a file that is never there in part."""
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(told))
+    written.rename(path)
 
 
 def report(number: int, pause_s: float) -> None:
