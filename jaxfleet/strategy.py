@@ -67,10 +67,10 @@ class DistributedStrategy:
         connect_s: trainers: deadline in seconds for the first answer of all servers.
         on_trainer_lost: what a job does if a trainer is lost: `fail` ends it with an error; `wait`
             lets a new process take its place, from the step that the old one was computing
-            (docs/parameter-servers.md), or with relaxed communication but `fl` and `local_sgd`,
-            from the newest state (docs/relaxed-modes.md); `continue` lets the others go on at the
-            next step, the batch cut over them, only with communication `sync`, without tables,
-            `batch="local"` and the pass `compress_sends`.
+            (docs/parameter-servers.md), in `fl` from the last exchange, and in the other relaxed
+            modes of servers from the newest state (docs/relaxed-modes.md); `continue` lets the
+            others go on at the next step, the batch cut over them, only with communication `sync`,
+            without tables, `batch="local"` and the pass `compress_sends`.
         trainer_return_s: `wait`: how long the others wait for a lost trainer, in seconds.
         sigterm_grace_s: `continue`: a trainer that gets SIGTERM leaves the job before its next
             step, if that begins within this many seconds; 0: SIGTERM has its usual effect.
@@ -291,10 +291,8 @@ def _check_trainer_lost(strategy: DistributedStrategy) -> None:
     what = f"strategy: on_trainer_lost={how!r} with communication {communication!r}"
     if how == "continue" and communication != "sync":
         raise StrategyError(what, hint="jobs go on without a trainer in communication 'sync' only")
-    if how == "wait" and communication in {"fl", "local_sgd"}:
-        hint = "there, servers do not learn how many steps a trainer has made; use 'geo'"
-        if communication == "local_sgd":
-            hint = "it has no servers from which a process could take the state"
+    if how == "wait" and communication == "local_sgd":
+        hint = "it has no servers from which a process could take the state"
         raise StrategyError(what, hint=hint)
 
 

@@ -20,6 +20,8 @@ from jaxfleet.runtime.checkpointing import open_for, read_leaves
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 
+_TRAINED = "trained"  # the steps of a checkpoint whose own number counts exchanges
+
 
 def save_job(
     client: Client,
@@ -27,23 +29,29 @@ def save_job(
     path: Path,
     leaves: Sequence[Any],
     data: Mapping[str, int] | None,
+    *,
+    trained: int | None = None,
 ) -> None:
     """Writes a checkpoint of the current step; on failure the previous one stays.
 
-    `data` is the position of trainer 0's loader; that of the servers' ledger by default.
+    `data` is the position of trainer 0's loader; that of the servers' ledger by default. `trained`
+    is the number of steps that the state includes, where the current step is an exchange.
     """
     client.doing("saving")
     what, error = client.unique(f"save {path}"), None
     if client.me.trainer == 0 and not _is_agreed(client, what):
         try:
-            _save(client, served, path, leaves, data)
+            _save(client, served, path, leaves, data, trained=trained)
         except (JaxfleetError, OSError) as found:
             error = found
     agree(client, what, error)
 
 
-def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[Any]:
-    """Loads a checkpoint into the servers, and returns the leaves for the trainers."""
+def restore_job(client: Client, served: RemoteState, path: str | Path) -> tuple[list[Any], int]:
+    """Loads a checkpoint into the servers.
+
+    Returns the leaves for the trainers, and the number of steps that they include.
+    """
     client.doing("restoring")
     checkpoint = open_for(path, served.captured)
     client.rewind(checkpoint.step)
@@ -58,7 +66,8 @@ def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[A
     agree(client, what, error, rewinds=True)
     client.restart(checkpoint.step)
     values = {**read_leaves(checkpoint, served.mine), **served.pull(client, served.params)}
-    return served.leaves(values)
+    trained = checkpoint.facts.get(_TRAINED)
+    return served.leaves(values), trained if isinstance(trained, int) else checkpoint.step
 
 
 def meet(client: Client, what: str, *, rewinds: bool = False) -> None:
@@ -72,6 +81,8 @@ def _save(
     path: Path,
     leaves: Sequence[Any],
     data: Mapping[str, Plain] | None,
+    *,
+    trained: int | None,
 ) -> None:
     step, receipts = client.step, list[PartReceipt]()
     asked = [client.request(s, Kind.SAVE, body={"path": str(path)}) for s in _servers(client)]
@@ -85,7 +96,10 @@ def _save(
         leased = asked[0].answer.body.get("data") if asked[0].answer is not None else None
         if data is None and isinstance(leased, dict):
             data = leased  # the position of the job's ledger
-        commit(path, receipts, step=step, facts=position_facts(data))
+        facts = position_facts(data)
+        if trained is not None:
+            facts = {**facts, _TRAINED: trained}
+        commit(path, receipts, step=step, facts=facts)
     except BaseException as error:
         if isinstance(error, CheckpointError | OSError):
             with suppress(CheckpointError):

@@ -74,8 +74,9 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         """Returns the state to go on from, and the number of steps that it includes.
 
         A process that takes a lost trainer's place (`on_trainer_lost="wait"`) receives the state
-        before the step that was being computed; in the relaxed modes, the newest state, and the
-        number of steps after which servers may lack some of the former process's gradients. In a
+        before the step that was being computed; in `fl`, that of the last exchange before the one
+        that was under way; in the other relaxed modes, the newest state, and the number of steps
+        after which servers may lack some of the former process's gradients. In a
         job that begins, all trainers receive that of its last periodic checkpoint (`jaxfleet launch
         --save-every`), if there is one. Any other process has its own state back, which is of no
         step, or of a checkpoint that it has restored.
@@ -91,7 +92,7 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         leaves, tree = jax.tree_util.tree_flatten(state)
         client = self.client
         if self._newest.is_made_of(leaves):
-            return state, client.step
+            return state, self._pace.steps_of(client)
         if self._joined is not None:
             self._newest.check(leaves, tree)
             self._newest.leaves = self._take_joined()
@@ -104,9 +105,10 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
             return state, 0
         self._newest.check(leaves, tree)
         if former is not None and former.has_begun:
+            resumed, done = self._resumed(former), self._pace.steps_of(client)
             if self._saver is not None:
-                self._saver.resume(former.done)
-            return self._resumed(former), former.done
+                self._saver.resume(done)
+            return resumed, done
         saver = self._saver
         if saver is None or (found := saver.newest()) is None:
             return state, 0
@@ -121,7 +123,7 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         client.doing(f"returning to step {former.seen}")
         values = {**served.pull(client, served.params), **self._keeper.recall(client)}
         leaves = self._newest.leaves = served.leaves(values)
-        self._pace.restart(served.held(leaves), client.clock)
+        self._pace.restart(served.held(leaves), client.clock, self._keeper.trained)
         self._compares = self._compares and former.done == former.base
         tree = self.captured.signature.state_tree
         state: State = jax.tree_util.tree_unflatten(tree, leaves)
@@ -153,7 +155,8 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         if not self._newest.is_made_of(leaves):
             leaves = self._newest.leaves = self._given(leaves, tree)
         self._pace.flush()
-        save_job(self.client, self._served, path, leaves, data)
+        trained = self._pace.steps_of(self.client) if self._pace.counts_exchanges else None
+        save_job(self.client, self._served, path, leaves, data, trained=trained)
 
     def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, written in any mode; collective.
@@ -176,11 +179,12 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
         # No push of any trainer may arrive after the restored state, and none of the values that a
         # slower trainer still waits for may be replaced.
         meet(client, f"restore {path}", rewinds=True)
-        leaves = self._newest.leaves = restore_job(client, self._served, path)
-        self._keeper.keep(client, leaves)
+        leaves, trained = restore_job(client, self._served, path)
+        self._newest.leaves = leaves
+        self._keeper.keep(client, leaves, trained)
+        self._pace.restart(self._served.held(leaves), trained=trained)
         if self._saver is not None:
-            self._saver.resume(client.step)
-        self._pace.restart(self._served.held(leaves))
+            self._saver.resume(self._pace.steps_of(client))
         return leaves
 
     def _refuse_if_returned(self, what: str) -> None:

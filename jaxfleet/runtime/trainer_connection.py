@@ -12,8 +12,9 @@ from jaxfleet.passes.pserver.local_update import exchange_program, step_program
 from jaxfleet.ps.client.async_tables import AveragedTables, GeoTables
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.communicator import CommunicationMode, Communicator
+from jaxfleet.ps.client.periodic_exchange import PeriodicExchange, StateKeeper
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.trainer_executor import PeriodicExchange, TrainerExecutor, TrainerTables
+from jaxfleet.ps.client.trainer_executor import TrainerExecutor, TrainerTables
 from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.access import TableAccess
@@ -37,14 +38,14 @@ class TrainerSync:
         self._rounds: PeriodicExchange | None = None
         self._tables: GeoTables | AveragedTables | None = None
 
-    def open(self, client: Client) -> None:
-        """Starts, with a client whose servers have answered."""
+    def open(self, client: Client, keeper: StateKeeper) -> None:
+        """Starts, with a client whose servers have answered; exchanges use the `keeper`."""
         if self.mode is None:
             return
         if self.mode.updates_here:
             exchange = exchange_program(self._program)
             trainer = TrainerExecutor(exchange, client, self._cache, ahead=self.mode.ahead)
-            self._rounds = PeriodicExchange(client, self.mode, trainer)
+            self._rounds = PeriodicExchange(client, self.mode, trainer, keeper)
         else:
             self._communicator = Communicator(client, self.mode)
 
@@ -69,6 +70,11 @@ class TrainerSync:
     @property
     def is_sync(self) -> bool:
         return self.mode is None
+
+    @property
+    def counts_exchanges(self) -> bool:
+        """Whether the client's steps are exchanges, for which servers wait for all trainers."""
+        return self.mode is not None and self.mode.averages_state
 
     def trainer(
         self, program: Program, client: Client, tables: TrainerTables | None = None
@@ -96,7 +102,7 @@ class TrainerSync:
         """Begins a step of `rows` rows, once it may; returns the values received since the last."""
         inner = self._inner()
         fresh = inner.begin() if inner is not None else {}
-        if self._rounds is None or not self._rounds.counts_exchanges:
+        if not self.counts_exchanges:
             client.next_step(rows if self.is_sync else 0)
         return fresh
 
@@ -124,16 +130,25 @@ class TrainerSync:
             return self._communicator.take()
         return self._rounds.take() if self._rounds is not None else {}
 
-    def restart(self, values: Mapping[str, Any], clock: int | None = None) -> None:
+    def steps_of(self, client: Client) -> int:
+        """Returns the number of steps that the newest state includes."""
+        if self._rounds is not None and self.counts_exchanges:
+            return self._rounds.trained
+        return client.step
+
+    def restart(
+        self, values: Mapping[str, Any], clock: int | None = None, trained: int | None = None
+    ) -> None:
         """Restarts from values that servers have too, on all trainers.
 
         Only this trainer restarts if there is a `clock`: the values include what all trainers sent
-        of their steps up to this one.
+        of their steps up to this one. `trained` is the number of steps that they include, where
+        servers count exchanges; by default those so far.
         """
         if self._communicator is not None:
             self._communicator.restart(clock)
         if self._rounds is not None:
-            self._rounds.restart(values, clock)
+            self._rounds.restart(values, clock, trained)
         if self._tables is not None:
             self._tables.restart()
 
@@ -152,6 +167,7 @@ class TrainerConnection:
     Args:
         connect: makes the client.
         pace: started once connected, and flushed before disconnecting.
+        keeper: keeps this trainer's own state at exchanges.
         specs: of the tables.
 
     Attributes:
@@ -159,9 +175,13 @@ class TrainerConnection:
     """
 
     def __init__(
-        self, connect: Callable[[], Client], pace: TrainerSync, specs: Sequence[TableSpec]
+        self,
+        connect: Callable[[], Client],
+        pace: TrainerSync,
+        keeper: StateKeeper,
+        specs: Sequence[TableSpec],
     ) -> None:
-        self._connect, self._pace, self._specs = connect, pace, specs
+        self._connect, self._pace, self._keeper, self._specs = connect, pace, keeper, specs
         self._client: Client | None = None
         self._tables: RemoteTables | None = None
         self._trained: TableAccess | None = None
@@ -178,7 +198,7 @@ class TrainerConnection:
             if not self._client.servers[0].is_open:  # a process that has joined is connected
                 self.found = self._opened(self._client)
                 self._client.step = max(self.found, 0) if self._client.former is None else 0
-            self._pace.open(self._client)
+            self._pace.open(self._client, self._keeper)
         return self._client
 
     def _opened(self, client: Client) -> int:

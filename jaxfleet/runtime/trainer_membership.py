@@ -167,7 +167,7 @@ class ChangingTrainer(ABC):
             fixed = "all its processes run in one"
         goes_on = self.strategy.on_trainer_lost == "continue"
         leaves = goes_on and not fixed and self._leaving.listen()
-        is_sync = self.strategy.communication == "sync"
+        is_sync = self.strategy.communication in {"sync", "fl"}  # at each step of the client
         client.me = replace(client.me, fixed=fixed, goes_on=goes_on, leaves=leaves, is_sync=is_sync)
         return client
 

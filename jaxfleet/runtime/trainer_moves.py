@@ -80,7 +80,7 @@ class TrainerMoves(TrainerCheckpoints[State]):
         client = self._prepared(scaling.connect(self._job, members, old.me.session))
         try:
             client.open()
-            restored = restore_job(client, self._served, path)
+            restored, _ = restore_job(client, self._served, path)
         except BaseException:
             client.abandon()
             raise

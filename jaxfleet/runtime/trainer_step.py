@@ -82,7 +82,9 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
             add_to_dump(self._job.dumps.folder, self._history())
         specs = specs_of(captured.program)
         check_trainer_lost(strategy)
-        self._lines = TrainerConnection(lambda: self._enter(connect), self._pace, specs)
+        self._lines = TrainerConnection(
+            lambda: self._enter(connect), self._pace, self._keeper, specs
+        )
         self._newest = NewestState(captured)
         self._scalars = ScalarMetrics(is_shared=True)  # heartbeats report them
         self._finite = FiniteWatch(
@@ -111,7 +113,12 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         )  # fmt: skip
         self._served = RemoteState(captured, self._job)
         waits, is_sync = strategy.returns_s is not None, self._pace.is_sync
-        self._keeper = OwnStateKeeper(self._served, waits=waits, is_sync=is_sync)
+        self._keeper = OwnStateKeeper(
+            self._served,
+            waits=waits,
+            is_sync=is_sync,
+            at_exchanges=self._pace.counts_exchanges,
+        )
 
     def _take_programs(self, programs: Programs, trainers: int) -> None:
         self._take(programs, example_of(self.captured, self.strategy, trainers))
@@ -249,7 +256,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         Raises:
             StrategyError: trainers lease samples, and the step or the loader has global batches.
         """
-        if self._pace.mode is None or self._pace.mode.communication == "fl":
+        if self._pace.is_sync or self._pace.counts_exchanges:
             return loader.from_step(done)
         if self.strategy.batch != "local" or not loader.is_local:
             what = f"trainers lease samples in the mode '{self.strategy.communication}', and"

@@ -7,6 +7,7 @@ from weakref import ref
 import numpy as np
 import pytest
 
+from jaxfleet.errors import PeerLostError
 from jaxfleet.ir import Variable
 from jaxfleet.ps.client.request_sender import KeptLeaves
 from jaxfleet.runtime.own_state import OwnStateKeeper
@@ -34,7 +35,8 @@ class Client:
         assert body in ({}, {"newest": True})
         return SimpleNamespace(answer=SimpleNamespace(tensors=(Tensor("m", np.ones(2, "f4")),)))
 
-    def keep(self, tensors: list[Tensor]) -> None:
+    def keep(self, tensors: list[Tensor], *, each: bool) -> None:
+        assert not each
         self.kept.append([tensor.name for tensor in tensors])
 
     def wait(self, _: Any) -> None: ...
@@ -79,3 +81,25 @@ def test_only_the_trainer_that_sends_the_state_keeps_what_it_has_received(traine
     found = own.recall(cast("Any", Client(trainer)))
     received = ref(found.pop("m"))
     assert (received() is None) == (trainer == 1)
+
+
+def test_what_server_0_lost_with_a_federated_trainer_is_reported_to_all() -> None:
+    asked: list[tuple[int, Kind]] = []
+
+    class Servers(Client):
+        servers = (None, None)
+
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.me.name, self.me.server_name = "trainer 1", lambda at: f"server {at}"
+
+        def request(self, server: int, kind: Kind, body: dict[str, Any]) -> Any:
+            asked.append((server, kind))
+            assert kind is Kind.ERROR or body == {"each": True}
+            return SimpleNamespace(answer=SimpleNamespace(tensors=()))
+
+    served: Any = SimpleNamespace(mine=(MOMENTUM,))
+    own = OwnStateKeeper(served, waits=True, is_sync=False, at_exchanges=True)
+    with pytest.raises(PeerLostError, match=r"server 0 was started again too, .* exchange 3"):
+        own.recall(cast("Any", Servers()))
+    assert asked == [(0, Kind.RECALL), (0, Kind.ERROR), (1, Kind.ERROR)]

@@ -48,6 +48,8 @@ RETURNING = (
     Mode(2, False, 2, relaxed="async", period=2, waits=True, saves=True),
     Mode(1, True, 2, relaxed="half_async", period=2, waits=True),
     Mode(2, True, 2, relaxed="dc_asgd", waits=True),
+    Mode(1, False, 2, relaxed="fl", period=2, waits=True),
+    Mode(2, False, 2, relaxed="fl", period=3, waits=True, saves=True),
 )
 KILLS = 6  # schedules with the loss of a trainer
 

@@ -183,14 +183,17 @@ class RequestSender:
         for known in self.servers:
             known.exchange_s += seconds
 
-    def keep(self, tensors: Iterable[Tensor]) -> PendingRequest:
+    def keep(self, tensors: Iterable[Tensor], *, each: bool = False) -> PendingRequest:
         """Sends leaves of the trainers' own state after this step, to server 0.
+
+        It keeps one version for all trainers, or one for `each`.
 
         A checkpoint of this step may be earlier, so they are replayed like pushes of the next one.
         In the relaxed modes there may be no next push for long, so the newest version of each leaf
         is replayed to any restarted server 0.
         """
-        found = self.request(0, Kind.KEEP, tensors=tensors)
+        body: dict[str, Plain] = {"each": True} if each else {}
+        found = self.request(0, Kind.KEEP, body=body, tensors=tensors)
         if self.me.is_sync:
             self.servers[0].replay.add(found.message, self.step + 1)
         else:

@@ -1,4 +1,4 @@
-"""Executes a trainer's programs: of steps, of startup, and of periodic exchanges with servers.
+"""Executes a trainer's programs: of steps, and of startup.
 
 A program's segments are compiled; its host operators run between them.
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxfleet.ir import Kind as VariableKind
 from jaxfleet.ir import Operator, Program
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.host_transfer import (
@@ -23,18 +22,11 @@ from jaxfleet.lower.partition import SENDING, Segment, segments
 from jaxfleet.lower.staged import last_uses
 from jaxfleet.ops import Array
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.communicator import (
-    CommunicationMode,
-    Communicator,
-    RelaxedRun,
-    StalenessStats,
-)
+from jaxfleet.ps.client.communicator import Communicator, RelaxedRun
 from jaxfleet.ps.client.host_ops import Copies, Host, HostRun
 from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.host_lookup import HostTables, Joined
 from jaxfleet.transport.messages import Kind, Plain, Tensor
-
-_OLD = "@OLD"  # suffix: a parameter's value at the last exchange
 
 
 class TrainerTables:
@@ -272,93 +264,3 @@ class _StartupRun(HostRun):
         self._receive()
         self.host.client.wait(self.requests)
         self._finish(())
-
-
-@dataclass
-class PeriodicExchange:
-    """The steps of a trainer that updates parameters itself (GEO-SGD, FL), and its exchanges."""
-
-    client: Client
-    mode: CommunicationMode
-    exchange: TrainerExecutor
-    staleness: StalenessStats = field(init=False)
-    _old: dict[str, Any] = field(default_factory=dict)  # the servers' values at the last exchange
-    _values: dict[str, Any] = field(default_factory=dict)  # of parameters, after the last step
-    _newest: dict[str, Any] = field(default_factory=dict)
-    _steps: int = 0  # since the last exchange
-    _rows: int = 0  # trained on since the last exchange
-    _clock: int = 0
-
-    def __post_init__(self) -> None:
-        is_sync = self.mode.communication == "fl"
-        self.staleness = StalenessStats(self.mode.k_steps - 1 if is_sync else self.mode.staleness)
-        held = self.exchange.program.of_kind(VariableKind.PARAM, VariableKind.STATE)
-        self._params = tuple(v.name for v in held if v.kind is VariableKind.PARAM)
-        self._olds = tuple(v.name for v in held if v.name.endswith(_OLD))
-
-    @property
-    def counts_exchanges(self) -> bool:
-        """Whether the client's steps are exchanges: servers wait for all trainers at each."""
-        return self.mode.communication == "fl"
-
-    def restart(self, values: Mapping[str, Any], clock: int | None = None) -> None:
-        """Restarts with values that the servers also have, as `Communicator.restart`."""
-        self._old = {name: values[name.removesuffix(_OLD)] for name in self._olds}
-        self._values = {name: values[name] for name in self._params}
-        self._steps = self._rows = 0
-        self._newest.clear()
-        self.client.restart_clock()
-        self._clock = self.client.step if clock is None else clock
-
-    def begin(self) -> dict[str, Any]:
-        """Begins a step; returns the values received since the last."""
-        if not self.counts_exchanges and self.client.step - self._clock > self.mode.staleness:
-            self._refresh()  # after steps without gradients
-        own = self._steps if self.counts_exchanges else self.client.step - self._clock
-        self.staleness.note(own)
-        return self.take()
-
-    def take(self) -> dict[str, Any]:
-        """Returns the parameters of the last exchange, if not taken yet."""
-        newest, self._newest = self._newest, {}
-        return newest
-
-    def end(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
-        """Ends a step; returns the parameters after an exchange, if one was due."""
-        self._values = {name: values[name] for name in self._params}
-        self._steps += 1
-        self._rows += rows
-        if self._steps < self.mode.k_steps and not self.client.repeats_a_message():
-            return {}
-        self._meet()
-        return self.take()
-
-    def flush(self) -> None:
-        if self._steps:
-            self._meet()
-
-    def stats(self) -> dict[str, Plain]:
-        return self.staleness.plain()
-
-    def _refresh(self) -> None:
-        """Receives the servers' values after the others' changes, without changes of its own."""
-        self.flush()
-        given = self.exchange.receive()
-        for old in self._olds:
-            name = old.removesuffix(_OLD)
-            self._values[name] = self._values[name] + (given[name] - self._old[old])
-            self._old[old] = given[name]
-        self._newest = dict(self._values)
-        self._clock = self.client.clock
-
-    def _meet(self) -> None:
-        if self.counts_exchanges:
-            self.client.next_step(0)
-        self.client.doing(f"exchange after step {self.client.step}")
-        held, samples = {**self._values, **self._old}, np.float32(self._rows)
-        data = {v.name: samples for v in self.exchange.program.of_kind(VariableKind.DATA)}
-        made, _ = self.exchange.run(held, data, {})
-        self._old = {name: made[name] for name in self._olds}
-        self._newest = {name: made[name] for name in self._params}
-        self._steps = self._rows = 0
-        self._clock = self.client.clock

@@ -29,7 +29,7 @@ class TrainerIdentity:
         goes_on: the others go on without a lost trainer.
         fixed: why the members of the job cannot change; empty if they can.
         leaves: a SIGTERM lets this trainer leave the job.
-        is_sync: trainers wait for each other at every step.
+        is_sync: trainers wait for each other at every step of the client.
     """
 
     job: str

@@ -33,6 +33,7 @@ from jaxfleet.ir.serialization import with_values
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.options import ServerOptions
+from jaxfleet.ps.server.own_state import OwnState
 from jaxfleet.ps.server.scheduler import Progress
 from jaxfleet.tables import TableStore, make_store
 
@@ -169,7 +170,7 @@ class RetainedValues:
         extras: initial values of the trainers' own state.
         parts: partial sums sent to other servers, by step and name.
         shrunk: `ServerTable.shrunk` of each table.
-        own: `OwnState.versions` of the trainers, and its step.
+        own: the trainers' own state, as `ServerState.own`.
         base: the step of the state that the job began with.
         data: the position of the job's ledger of samples, if it has one.
     """
@@ -179,13 +180,9 @@ class RetainedValues:
     parts: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     shrunk: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     text: np.ndarray | None = None
-    own: Mapping[str, Mapping[int, np.ndarray]] = field(default_factory=dict)
-    own_step: int = -1
+    own: Mapping[int, OwnState] = field(default_factory=dict)
     base: int = 0
     data: Mapping[str, Plain] | None = None
-
-    def own_versions(self) -> dict[str, dict[int, np.ndarray]]:
-        return {name: dict(of_leaf) for name, of_leaf in self.own.items()}
 
     def pieces(self) -> Iterator[Piece]:
         if self.text is not None:
@@ -195,9 +192,13 @@ class RetainedValues:
         for step, arrays in self.parts.items():
             for name, array in arrays.items():
                 yield Piece.whole(f"{_PART}{step}/{name}", array)
-        for name, of_leaf in self.own.items():
-            for step, array in of_leaf.items():
-                yield Piece.whole(f"{_OWN}{step}/{name}", array)
+        for trainer, state in self.own.items():
+            for name, of_leaf in state.versions.items():
+                for step, array in of_leaf.items():
+                    yield Piece.whole(f"{_OWN}{trainer}/{step}/{name}", array)
+
+    def own_steps(self) -> dict[str, Plain]:
+        return {str(trainer): state.step for trainer, state in self.own.items()}
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> "RetainedValues":
@@ -207,14 +208,13 @@ class RetainedValues:
             parts.setdefault(int(step), {})[name] = array
         last = facts.get("shrunk", {})
         shrunk = {name: (token, count) for name, (token, count) in last.items()}
-        extras, own = _under(_EXTRA, arrays), dict[str, dict[int, np.ndarray]]()
+        own = {int(trainer): OwnState(step) for trainer, step in facts.get("own_steps", {}).items()}
         for key, array in _under(_OWN, arrays).items():
-            step, _, name = key.partition("/")
-            own.setdefault(name, {})[int(step)] = array
-        own_step, base = facts.get("own_step", -1), facts.get("base", 0)
-        text = arrays.get(_TEXT)
+            trainer, step, name = key.split("/", 2)
+            own[int(trainer)].versions.setdefault(name, {})[int(step)] = array
+        extras, text, base = _under(_EXTRA, arrays), arrays.get(_TEXT), facts.get("base", 0)
         step, data = facts["extras_step"], facts.get("data")
-        return cls(extras, step, parts, shrunk, text, own, own_step, base, data)
+        return cls(extras, step, parts, shrunk, text, own, base, data)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class RecoveryCheckpoints:
             "program": print_program(plan.program),
             "job_program": job_program,
             "extras_step": retained.extras_step,
-            "own_step": retained.own_step,
+            "own_steps": retained.own_steps(),
             "base": retained.base,
             "data": None if retained.data is None else dict(retained.data),
             "shrunk": {name: list(said) for name, said in retained.shrunk.items()},

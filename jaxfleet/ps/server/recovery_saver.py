@@ -303,8 +303,7 @@ class RecoverySaver:
             parts,
             shrunk,
             self.me.text,
-            {name: dict(of_leaf) for name, of_leaf in held.own.versions.items()},
-            held.own.step,
+            {trainer: state.copy() for trainer, state in held.own.items()},
             held.base,
             held.leases.position(held.scheduler.step_of),
         )

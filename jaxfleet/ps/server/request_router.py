@@ -145,7 +145,7 @@ class RequestRouter:
         held.replace_stores(load_stores(restored.chain, held.plan))
         held.scheduler.resume(restored.progress)
         held.extras.arrays, held.extras.step = dict(retained.extras), retained.extras_step
-        held.own.step, held.own.versions = retained.own_step, retained.own_versions()
+        held.own.update({trainer: state.copy() for trainer, state in retained.own.items()})
         held.base = retained.base
         self.leases.load(retained.data)
         loaded.parts.keep(retained.parts)
@@ -172,7 +172,7 @@ class RequestRouter:
     def begin_epoch(self) -> None:
         """Waits for the program for other trainers, which replaces this one."""
         self._awaits_program = True
-        self._own_state.state.clear()
+        self._own_state.states.clear()
 
     def _replace(self, plan: ServerPlan) -> None:
         """Goes on with a program for other trainers, from the values and the step of this one."""
@@ -210,7 +210,7 @@ class RequestRouter:
         if plan.exchange is not None:
             self.links.others = plan.exchange.others
         held, outbox, own, resume = ServerState.of(plan), self.outbox, self._own, self.resume_work
-        held.own, held.keeps_past = self._own_state.state, self._keeps_past
+        held.own, held.keeps_past = self._own_state.states, self._keeps_past
         held.keeps_rows = self._keeps_rows
         held.leases = self.leases
         most = self.queued_bytes

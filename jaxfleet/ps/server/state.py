@@ -53,7 +53,7 @@ class ServerState:
         host: values that the next step does not overwrite: views of the device's memory.
         extras: values outside the server's state.
         exchanges: seconds that each trainer has spent on sending pushes and waiting for values.
-        own: the trainers' own state.
+        own: the trainers' own state, by trainer; what all have alike is trainer 0's.
         leases: the job's ledger of samples, on server 0.
         base: the step of the state that the job began with.
         keeps_past: values of the previous step are kept, for a trainer that returns.
@@ -67,7 +67,7 @@ class ServerState:
     extras: BootstrapValues = field(default_factory=BootstrapValues)
     tables: dict[str, ServerTable] = field(default_factory=dict)
     exchanges: dict[int, float] = field(default_factory=dict)
-    own: OwnState = field(default_factory=OwnState)
+    own: dict[int, OwnState] = field(default_factory=dict)
     leases: LeaseRecord = field(default_factory=LeaseRecord)
     base: int = 0
     keeps_past: bool = False

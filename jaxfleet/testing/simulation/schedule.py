@@ -83,6 +83,8 @@ _NEWER_MODES = [
     Mode(UNBOUNDED, relaxed="dc_asgd", leases=True),
     Mode(UNBOUNDED, relaxed="geo", period=2, leases=True),
     Mode(3, relaxed="geo", leases=True),
+    Mode(1, relaxed="fl", period=2, waits=True),
+    Mode(2, relaxed="fl", period=3, waits=True, saves=True),
 ]
 _MOVING, _WELL_TESTED = 0.15, 2  # how often a mode of `_MOVING_MODES` is drawn; before `_FIRST`
 _MOVING_MODES = [

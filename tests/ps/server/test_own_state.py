@@ -67,6 +67,18 @@ def test_only_trainer_0_keeps_state() -> None:
     assert error_of(answer) == ("bad_message", "trainer 1 keeps no state; trainer 0 does")
 
 
+def test_of_each_trainer_its_own_state_is_kept_and_returned_at_once() -> None:
+    bench = Bench(WAITS).started(SGD, sgd_state())
+    each = {"each": True}
+    for trainer in (0, 1):
+        arrays = {"mean": np.asarray([trainer], np.float32)}
+        assert bench.one(trainer, Kind.KEEP, 1, each, arrays).kind is Kind.OK
+    found = [bench.one(trainer, Kind.RECALL, 1, each) for trainer in (0, 1)]
+    assert [message.tensors[0].array.tolist() for message in found] == [[0.0], [1.0]]
+    lacking = bench.one(1, Kind.RECALL, 2, each)  # nobody else could send it later
+    assert (lacking.kind, lacking.tensors) == (Kind.VALUES, ())
+
+
 def test_own_state_beyond_the_limit_is_refused_with_a_way_out() -> None:
     options = replace(WAITS, queued_bytes=1000)
     bench = Bench(options).started(SGD, sgd_state())
