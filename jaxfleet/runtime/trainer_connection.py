@@ -65,6 +65,8 @@ class TrainerSync:
             return remote
         trainers, k_steps = remote.trainers, self.mode.k_steps
         self._tables = GeoTables(remote, specs, k_steps=k_steps, trainers=trainers)
+        assert self._rounds is not None
+        self._rounds.send_rows = self._tables.flush
         return self._tables
 
     @property
@@ -112,8 +114,6 @@ class TrainerSync:
 
     def flush(self) -> None:
         """Completes all updates of this trainer on the servers."""
-        if isinstance(self._tables, GeoTables):
-            self._tables.flush()
         inner = self._inner()
         if inner is not None:
             inner.flush()

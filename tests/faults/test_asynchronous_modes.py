@@ -18,7 +18,7 @@ from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import kill
 from tests.faults.memory_training import TrainingJob
-from tests.faults.test_modes import MODES, STEPS, counted, options
+from tests.faults.test_modes import EVERY, MODES, STEPS, counted, options
 
 BOUND = 3
 ASYNC = ("--kind=count", "--communication=async", f"--staleness={BOUND}", "--step-timeout=30")
@@ -148,3 +148,20 @@ def test_a_trainer_that_ends_early_is_not_waited_for() -> None:
     words = [*ASYNC, f"--steps={ASYNC_STEPS}", "--pause=0.02", "--stop-at=6"]
     job = TrainingJob(servers=1, step_s=30.0, options=words).run()
     assert lowest(job.results()[:1]) == {-(ASYNC_STEPS + 5.0)}
+
+
+def test_rows_go_with_the_parameters_of_an_exchange_before_it_is_due() -> None:
+    # A trainer without samples takes steps without gradients, and then the first step of a window:
+    # its values are too old for the next one, so it exchanges. Without its rows, the step would
+    # not be complete, and the trainer would wait for itself.
+    job = TrainingJob(options=[*options("geo"), f"--steps={STEPS}", "--staleness=4"], trainers=1)
+
+    def between(step: Any, state: Any, done: int) -> Any:
+        if done == EVERY:
+            step._advance(done + 4)  # noqa: SLF001  # as at the end of the samples
+        return state
+
+    job.between = between
+    job.run()
+    (result,) = job.results()
+    assert lowest([{name: x for name, x in result.items() if "rows" not in name}]) == {-STEPS}

@@ -1,6 +1,6 @@
 """Periodic exchanges with servers, of a trainer that updates parameters itself."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,12 +34,17 @@ class StateKeeper(Protocol):
 
 @dataclass
 class PeriodicExchange:
-    """The steps of a trainer that updates parameters itself (GEO-SGD, FL), and its exchanges."""
+    """The steps of a trainer that updates parameters itself (GEO-SGD, FL), and its exchanges.
+
+    Before an exchange that is not due, `send_rows` sends the changes of tables, whose steps count
+    as complete only with those of parameters.
+    """
 
     client: Client
     mode: CommunicationMode
     exchange: TrainerExecutor
     keeper: StateKeeper
+    send_rows: Callable[[], None] | None = None
     trained: int = 0  # steps of this trainer, also those that a restored state includes
     staleness: StalenessStats = field(init=False)
     _old: dict[str, Any] = field(default_factory=dict)  # the servers' values at the last exchange
@@ -104,6 +109,8 @@ class PeriodicExchange:
         return self.take()
 
     def flush(self) -> None:
+        if self.send_rows is not None:
+            self.send_rows()
         if self._steps:
             self._meet()
 
