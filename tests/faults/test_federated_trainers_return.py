@@ -189,34 +189,22 @@ def test_a_server_lost_with_a_trainer_ends_the_job_or_changes_nothing(
         assert "trainer 1 cannot return: server 0" in job.error("trainer 0", PeerLostError)
 
 
-def test_a_job_from_a_checkpoint_counts_the_steps_that_led_to_it(tmp_path: Path) -> None:
-    saved: list[int] = []
-    first = waiting()
-
-    def save(step: TrainerStep, state: Any, done: int) -> Any:
-        if done == 4:
-            step.save(tmp_path / "saved", state)
-        return state
-
-    first.between = save
-    first.run()
-    first.results()
-    job, found = waiting(), dict[int, list[int]]({0: [], 1: []})
-
-    def restore(number: int, _state: Any, done: int) -> None:
-        found[number].append(done)
+def test_after_a_restore_the_steps_of_its_checkpoint_count(tmp_path: Path) -> None:
+    job, resumed = waiting(), list[tuple[int, int]]()
+    folder = tmp_path / "saved"
 
     def between(step: TrainerStep, state: Any, done: int) -> Any:
-        if done == 1 and job.lives == [1, 1]:
-            state = step.restore(tmp_path / "saved")
-            saved.append(step.resume(state)[1])
+        if done == 4 and job.lives == [1, 1]:
+            step.save(folder, state)
+            state = step.restore(folder)
+            resumed.append((step.client.step, step.resume(state)[1]))
         return state
 
-    job.between, job.on_resume = between, restore
+    job.between = between
+    job.on_resume = lambda _trainer, _state, done: resumed.append((-1, done))
     job.run({(1, 6): lambda: kill(AWAY_S) if job.lives[1] == 1 else None})
-    assert saved == [4, 4]  # of two exchanges, after steps 3 and 4
-    assert found[1][0] == 0
-    assert found[1][1] == 4  # 5 steps later there was one exchange, which it takes again
+    assert resumed == [(-1, 0), (-1, 0), (2, 4), (2, 4), (-1, 4)]  # exchanges and steps
+    check(job, saved_at=4)
 
 
 @pytest.mark.processes
