@@ -96,6 +96,7 @@ class MembershipChanges:
         self.router.keep_rows(keeps=self.trainers.may_return or not self._fixed)
         if message.body.get("leaves") is True:
             self._willing.add(str(message.body.get("session")))
+        self._willing &= {*self._members()}  # without those that have left or were replaced
 
     def _arrive(self, peer: Peer, message: Message, given: Membership, now: float) -> None:
         session, number = message.body.get("session"), message.body.get("trainer")

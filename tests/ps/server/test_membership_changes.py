@@ -42,6 +42,16 @@ def test_a_process_started_in_the_place_of_one_that_leaves_may_not() -> None:
     assert ask(bench).body["leaves"] is False
 
 
+def test_processes_that_are_members_no_more_are_forgotten() -> None:
+    bench = started()
+    body = hello(1, session="s2", fixed="", leaves=True, life=1)
+    bench.wait(6.0)
+    bench.send(0, Kind.HEARTBEAT, body={"doing": "waiting", "session": "s0"})
+    assert bench.one(1, Kind.HELLO, body=body, peer=b"another").kind is Kind.WELCOME
+    assert ask(bench).body["leaves"] is True
+    assert bench.core._changes._willing == {"s0", "s2"}  # noqa: SLF001
+
+
 @pytest.mark.parametrize("fixed", ["with batch='local' it would change", None])
 def test_a_job_whose_trainers_are_fixed_refuses_with_the_reason(fixed: str | None) -> None:
     code, text = error_of(ask(started(fixed=fixed)))
