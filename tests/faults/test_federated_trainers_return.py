@@ -190,21 +190,32 @@ def test_a_server_lost_with_a_trainer_ends_the_job_or_changes_nothing(
 
 
 def test_after_a_restore_the_steps_of_its_checkpoint_count(tmp_path: Path) -> None:
-    job, resumed = waiting(), list[tuple[int, int]]()
-    folder = tmp_path / "saved"
+    """Both trainers go on from it with the state of trainer 0's own that it has."""
+    results = []
+    for is_killed in (False, True):
+        job, resumed = waiting(), list[tuple[int, int]]()
+        folder = tmp_path / f"saved{is_killed}"
 
-    def between(step: TrainerStep, state: Any, done: int) -> Any:
-        if done == 4 and job.lives == [1, 1]:
-            step.save(folder, state)
-            state = step.restore(folder)
-            resumed.append((step.client.step, step.resume(state)[1]))
-        return state
+        def between(
+            step: TrainerStep, state: Any, done: int, *, job: Any = job, folder: Path = folder,
+            resumed: list[tuple[int, int]] = resumed,
+        ) -> Any:  # fmt: skip
+            if done == 4 and job.lives == [1, 1]:
+                step.save(folder, state)
+                state = step.restore(folder)
+                resumed.append((step.client.step, step.resume(state)[1]))
+            return state
 
-    job.between = between
-    job.on_resume = lambda _trainer, _state, done: resumed.append((-1, done))
-    job.run({(1, 6): lambda: kill(AWAY_S) if job.lives[1] == 1 else None})
-    assert resumed == [(-1, 0), (-1, 0), (2, 4), (2, 4), (-1, 4)]  # exchanges and steps
-    check(job, saved_at=4)
+        def killing(job: Any = job) -> None:
+            if job.lives[1] == 1:
+                kill(AWAY_S)
+
+        job.between = between
+        job.run({(1, 6): killing} if is_killed else None)
+        assert resumed == [(2, 4), (2, 4)]  # exchanges and steps
+        results.append(job.results())
+    for found, wanted in zip(*results, strict=True):
+        check_same([found], wanted)
 
 
 @pytest.mark.processes

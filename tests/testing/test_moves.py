@@ -67,7 +67,7 @@ def test_a_kill_in_the_middle_of_a_move_alone_may_end_the_job() -> None:
     """A server, or a trainer of a job that goes on without lost ones, at all times of a move."""
     in_move, survived = 0, 0
     for tenth in range(9, 45, 2):
-        kill = KillServer(1, 0.1, at_s=tenth / 10)
+        kill: Fault = KillServer(1, 0.1, at_s=tenth / 10)
         mode = Mode(moves=True)
         if tenth % 4 == 1:
             kill, mode = KillTrainer(1, None, at_s=tenth / 10), Mode(changes=True, moves=True)

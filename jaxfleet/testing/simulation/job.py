@@ -248,6 +248,7 @@ class Job:
             return
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
         self.result.lost_in_move |= self._watch.needs(process.name)
+        self._watch.lose(process.name)
         first = self.result.trainers[: workload.TRAINERS]
         self.result.lost_early |= not all(record.seen for record in first)
         self.scheduler.kill(process)
@@ -273,6 +274,7 @@ class Job:
         """Notes whether a server is away when a move begins."""
         was_moving = self._watch.needs("server 0")
         self._watch.see(sender, receiver, message)
+        self.result.lost_in_move |= self._watch.lacks_mover
         if not was_moving and self._watch.needs("server 0"):
             servers = self.members.servers.values()
             self.result.lost_in_move |= any(one.status == KILLED for one in servers)

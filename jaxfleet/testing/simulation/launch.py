@@ -144,7 +144,7 @@ class Launch:
     ) -> None:
         self.members, self._network, self._scheduler = members, network, scheduler
         self._process = Process("launch")
-        self._note = lambda text: note(f"{scheduler.now_s:.6f} launch: {text}")
+        self._add = note
         console = SimpleNamespace(say=self._note, complain=self._note)
         events = _EventsAtOnce(scheduler)
         self._requests = _RequestsAtOnce(NAME, events)
@@ -155,6 +155,9 @@ class Launch:
             cast(Starter, SimpleNamespace(console=console, events=events)),
             self._requests,
         )
+
+    def _note(self, text: str) -> None:
+        self._add(f"{self._scheduler.now_s:.6f} launch: {text}")
 
     def move(self, moves: Sequence[Move]) -> None:
         """Begins to ask for moves, one after the other."""

@@ -20,9 +20,12 @@ class MoveWatch:
 
     Attributes:
         folder: through which the state moves.
+        lacks_mover: a trainer said bye although another had been killed since the decision.
     """
 
     folder: Path
+    lacks_mover: bool = False
+    _lost: set[str] = field(default_factory=set)
     _epoch: int = 0  # of the last decision to move
     _movers: set[str] = field(default_factory=set)  # trainers from their byes to their next pushes
     _loads: dict[tuple[str, int], bool] = field(default_factory=dict)  # answered, by server, number
@@ -33,8 +36,10 @@ class MoveWatch:
         if "moves_to" in message.body and isinstance(epoch, int) and epoch > self._epoch:
             self._epoch = epoch
             self._loads.clear()
+            self._lost.clear()  # the decision takes it out, if it was known
         elif message.kind is Kind.BYE and message.body.get("moves") is True:
             self._movers.add(sender)
+            self.lacks_mover |= bool(self._lost)
         elif message.kind is Kind.LOAD:
             if Path(str(message.body.get("path"))).is_relative_to(self.folder):
                 self._loads.setdefault((receiver, message.number), False)
@@ -53,3 +58,8 @@ class MoveWatch:
         if process.startswith("server "):
             return self._epoch > 0 and not self._is_loaded
         return process in self._movers
+
+    def lose(self, process: str) -> None:
+        """Notes a trainer that was killed: those that move without it wait for it in vain."""
+        if process.startswith("trainer "):
+            self._lost.add(process)
