@@ -69,8 +69,9 @@ class DistributedStrategy:
             lets a new process take its place, from the step that the old one was computing
             (docs/parameter-servers.md), in `fl` from the last exchange, and in the other relaxed
             modes of servers from the newest state (docs/relaxed-modes.md); `continue` lets the
-            others go on at the next step, the batch cut over them, only with communication `sync`,
-            without tables, `batch="local"` and the pass `compress_sends`.
+            others go on: with communication `sync` at the next step, the batch cut over them,
+            without `batch="local"`; with the other modes but `fl` and `local_sgd` each at a step
+            of its own, with `batch="local"`; and without the pass `compress_sends`.
         trainer_return_s: `wait`: how long the others wait for a lost trainer, in seconds.
         sigterm_grace_s: `continue`: a trainer that gets SIGTERM leaves the job before its next
             step, if that begins within this many seconds; 0: SIGTERM has its usual effect.
@@ -289,8 +290,8 @@ def _check_trainer_lost(strategy: DistributedStrategy) -> None:
     _check_choice("on_trainer_lost", how, ("fail", "wait", "continue"))
     communication: str = strategy.communication
     what = f"strategy: on_trainer_lost={how!r} with communication {communication!r}"
-    if how == "continue" and communication != "sync":
-        raise StrategyError(what, hint="jobs go on without a trainer in communication 'sync' only")
+    if how == "continue" and communication in {"fl", "local_sgd"}:
+        raise StrategyError(what, hint="there, all trainers average their values")
     if how == "wait" and communication == "local_sgd":
         hint = "it has no servers from which a process could take the state"
         raise StrategyError(what, hint=hint)

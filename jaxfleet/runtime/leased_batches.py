@@ -10,6 +10,7 @@ from jaxfleet.observability import LongWait
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.data_leases import DataLeases, LeaseAnswer
 from jaxfleet.ps.client.lease_log import Lease
+from jaxfleet.ps.membership import MembershipChangedError
 
 
 class LeasedBatches(Iterator[Any]):
@@ -40,7 +41,7 @@ class LeasedBatches(Iterator[Any]):
         advance: Callable[[int], None],
         done: int,
     ) -> None:
-        self._loader, self._connect = loader, connect
+        self._loader, self._connected = loader, connect
         self._flush, self._advance, self._done = flush, advance, done
         self._leases: DataLeases | None = None
         self._queue: deque[tuple[Lease, Future[Any]]] = deque()
@@ -48,7 +49,7 @@ class LeasedBatches(Iterator[Any]):
         self._is_closed = False
 
     def __next__(self) -> Any:
-        if self._is_closed or not self._fill(self._opened()):
+        if self._is_closed or not self._is_filled():
             self.close()
             raise StopIteration
         lease, reading = self._queue.popleft()
@@ -60,6 +61,21 @@ class LeasedBatches(Iterator[Any]):
         self._connect().leases.take(lease)
         return batch
 
+    def _connect(self) -> Client:
+        client = self._connected()
+        if self._leases is not None:
+            self._leases.follow(client)
+        return client
+
+    def _is_filled(self) -> bool:
+        """Waits until there is a batch, in whichever place of the job this trainer then has."""
+        while True:
+            try:
+                return self._fill(self._opened())
+            except MembershipChangedError as change:
+                if change.membership is None:
+                    raise
+
     def _opened(self) -> DataLeases:
         if self._leases is None:
             order = {**self._loader.order, "done": self._done}
@@ -70,6 +86,7 @@ class LeasedBatches(Iterator[Any]):
                 # Servers drop gradients of steps that they have of a former process, and these
                 # will be of other samples.
                 self._advance(client.former.seen)
+        self._connect()
         if self._leases.is_void:
             self._cancel()
             self._leases.restart()

@@ -37,6 +37,7 @@ class TrainerSync:
         self._communicator: Communicator | None = None
         self._rounds: PeriodicExchange | None = None
         self._tables: GeoTables | AveragedTables | None = None
+        self._former_tables: GeoTables | AveragedTables | None = None
 
     def open(self, client: Client, keeper: StateKeeper) -> None:
         """Starts, with a client whose servers have answered; exchanges use the `keeper`."""
@@ -64,10 +65,12 @@ class TrainerSync:
         if not self.mode.updates_here:
             return remote
         trainers, k_steps = remote.trainers, self.mode.k_steps
-        self._tables = GeoTables(remote, specs, k_steps=k_steps, trainers=trainers)
+        self._tables = made = GeoTables(remote, specs, k_steps=k_steps, trainers=trainers)
+        if isinstance(self._former_tables, GeoTables):
+            made.take_over(self._former_tables)
         assert self._rounds is not None
-        self._rounds.send_rows = self._tables.flush
-        return self._tables
+        self._rounds.send_rows = made.flush
+        return made
 
     @property
     def is_sync(self) -> bool:
@@ -124,6 +127,21 @@ class TrainerSync:
         client.doing(f"step {client.step}, without samples")
         client.idle()
 
+    def drain(self, client: Client) -> None:
+        """Completes all updates, also those of steps without gradients, on all servers."""
+        self.flush()
+        client.wait(client.confirm())
+
+    def take_over(self, other: "TrainerSync", client: Client, keeper: StateKeeper) -> None:
+        """Goes on in another place of the job, with its client, where the other was drained."""
+        self.open(client, keeper)
+        inner, former = self._inner(), other._inner()  # noqa: SLF001  # of its own class
+        if isinstance(inner, Communicator) and isinstance(former, Communicator):  # noqa: SIM114  # typed apart
+            inner.take_over(former)
+        elif isinstance(inner, PeriodicExchange) and isinstance(former, PeriodicExchange):
+            inner.take_over(former)
+        self._former_tables = other._tables  # noqa: SLF001
+
     def take(self) -> dict[str, Any]:
         """Returns values received since the last step ended."""
         if self._communicator is not None:
@@ -166,22 +184,25 @@ class TrainerConnection:
 
     Args:
         connect: makes the client.
-        pace: started once connected, and flushed before disconnecting.
-        keeper: keeps this trainer's own state at exchanges.
+        pace: returns what is started once connected, and flushed before disconnecting.
+        keeper: returns what keeps this trainer's own state at exchanges.
         specs: of the tables.
 
     Attributes:
+        pace: what was started; None before.
         found: the servers' step when this trainer connected; -1 before, or without a state.
     """
 
     def __init__(
         self,
         connect: Callable[[], Client],
-        pace: TrainerSync,
-        keeper: StateKeeper,
+        pace: Callable[[], TrainerSync],
+        keeper: Callable[[], StateKeeper],
         specs: Sequence[TableSpec],
     ) -> None:
-        self._connect, self._pace, self._keeper, self._specs = connect, pace, keeper, specs
+        self._connect, self._new_pace, self._keeper, self._specs = connect, pace, keeper, specs
+        self.pace: TrainerSync | None = None
+        self._is_drained = False  # for another place
         self._client: Client | None = None
         self._tables: RemoteTables | None = None
         self._trained: TableAccess | None = None
@@ -198,7 +219,8 @@ class TrainerConnection:
             if not self._client.servers[0].is_open:  # a process that has joined is connected
                 self.found = self._opened(self._client)
                 self._client.step = max(self.found, 0) if self._client.former is None else 0
-            self._pace.open(self._client, self._keeper)
+            self.pace = self._new_pace()  # of the place that it has
+            self.pace.open(self._client, self._keeper())
         return self._client
 
     def _opened(self, client: Client) -> int:
@@ -219,19 +241,32 @@ class TrainerConnection:
     def trained(self) -> TableAccess:
         """The tables that steps look up and train."""
         if self._trained is None:
-            self._trained = self._pace.tables(self.tables, self._specs)
+            tables = self.tables
+            assert self.pace is not None  # since there is a client
+            self._trained = self.pace.tables(tables, self._specs)
         return self._trained
 
-    def replace(self, client: Client) -> None:
-        """Goes on with the client of another place in the job."""
-        self._client, self._tables, self._trained = client, None, None
+    def drain(self) -> None:
+        """Completes all updates, once, before another place is taken."""
+        pace = self.pace
+        if pace is not None and not pace.is_sync and not self._is_drained:
+            pace.drain(self.client)
+            self._is_drained = True
+
+    def replace(self, client: Client, pace: TrainerSync) -> None:
+        """Goes on in another place of the job."""
+        if self.pace is not None and not pace.is_sync:
+            pace.take_over(self.pace, client, self._keeper())
+        self._client, self.pace, self._is_drained = client, pace, False
+        self._tables = self._trained = None
 
     def close(self) -> None:
         """Flushes this trainer's updates, and disconnects."""
         client = self._own()
         if client is not None:
             try:
-                self._pace.flush()
+                if self.pace is not None:
+                    self.pace.flush()
             finally:
                 client.close()
 

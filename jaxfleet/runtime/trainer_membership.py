@@ -24,7 +24,7 @@ from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.step_state import Handle, NewestState
 from jaxfleet.runtime.trainer_batches import Programs
-from jaxfleet.runtime.trainer_connection import TrainerConnection
+from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.transport.messages import Kind, Tensor
 
@@ -72,10 +72,13 @@ class Scaling(Protocol):
 
 def why_fixed(strategy: DistributedStrategy) -> str:
     """Returns why the trainers of a job cannot change while it runs; empty if they can."""
-    if strategy.communication != "sync":
-        return f"they can in communication 'sync', not '{strategy.communication}'"
-    if strategy.batch == "local":
+    how = strategy.communication
+    if how in {"fl", "local_sgd"}:
+        return f"in communication '{how}' all of them average their values"
+    if how == "sync" and strategy.batch == "local":
         return "with batch='local' the whole batch would change with their number"
+    if how != "sync" and strategy.batch != "local":
+        return f"in communication '{how}' they can with batch='local', where each has its own rows"
     if strategy.on_trainer_lost == "wait":
         return "with on_trainer_lost='wait' lost trainers are waited for"
     if "compress_sends" in strategy.passes:
@@ -97,7 +100,8 @@ def check_trainer_lost(strategy: DistributedStrategy) -> None:
 def _check_level(client: Client) -> None:
     """Rejects servers that have lost steps: they were started again when the trainers changed."""
     for number, known in enumerate(client.servers):
-        if known.step < client.step:
+        counts = client.me.is_sync or known.takes_pushes
+        if counts and known.step < client.step:
             what = f"{client.me.server_name(number)} was started again while the trainers changed"
             what = f"{what}, and is at step {known.step} of {client.step}"
             raise PeerLostError(what, hint="start the job again from its last checkpoint")
@@ -110,6 +114,7 @@ class ChangingTrainer(ABC):
     strategy: DistributedStrategy
     _job: JobPrograms
     _lines: TrainerConnection
+    _pace: TrainerSync
     _newest: NewestState
     _served: RemoteState
     _scaling: Scaling | None
@@ -158,6 +163,8 @@ class ChangingTrainer(ABC):
         raise Departure(0)
 
     def _say_that_it_leaves(self) -> None:
+        if not self._pace.is_sync:
+            self._pace.drain(self.client)
         self.client.leave()  # the client of the place that it has then
 
     def _as_member(self, client: Client) -> Client:
@@ -174,8 +181,10 @@ class ChangingTrainer(ABC):
     def _through_changes(self, operation: Callable[[], _Result]) -> _Result:
         """Runs an operation, again in a new place if the members of the job change meanwhile.
 
-        Begun again it has the same name: some servers may have done their part of it.
+        Begun again it has the same name: some servers may have done their part of it. Trainers that
+        do not wait for each other change places before it, each at a step of its own.
         """
+        self._take_place()
         names = self.client.names.copy()
         while True:
             try:
@@ -183,6 +192,17 @@ class ChangingTrainer(ABC):
             except MembershipChangedError as change:
                 self._change(change.membership)
             self.client.names = names.copy()
+
+    def _take_place(self) -> None:
+        """Takes a place among other members, between two steps, if servers have told of some."""
+        following = self.client.following
+        if not self._pace.is_sync and following is not None:
+            self._change(following)
+
+    def _current_client(self) -> Client:
+        """Returns the client of the place that this trainer has, between two steps."""
+        self._take_place()
+        return self.client
 
     def _change(self, membership: Membership | None) -> None:
         while membership is not None:
@@ -206,18 +226,20 @@ class ChangingTrainer(ABC):
         old.doing(f"becoming trainer {number} of {len(membership.sessions)}")
         if number != old.me.trainer:
             alert(f"{old.me.name} is trainer {number} from step {old.step + 1} on")
+        self._lines.drain()
         count = len(membership.sessions)
         self._take_programs(self._scaling.programs(number, count), count)
         client = self._prepared(self._scaling.connect(self._job, membership, old.me.session))
+        client.leases = old.leases
         try:
             client.open()
             client.enter(old.step)
             _check_level(client)
             self._meet(client, old.step)
+            self._lines.replace(client, self._pace)
         except BaseException:
             client.abandon()
             raise
-        self._lines.replace(client)
         self._epoch_step = client.step
         old.abandon()
 
@@ -277,10 +299,10 @@ class ChangingTrainer(ABC):
         client.wait([met])
         assert met.answer is not None
         found = {int(each) for each in np.ravel(met.answer.tensors[0].array)}
-        if len(found - {_NEW}) != 1:
+        if not (steps_here := found - {_NEW}) or (self._pace.is_sync and len(steps_here) > 1):
             what = f"the trainers go on after steps {', '.join(map(str, sorted(found)))}"
             raise PeerLostError(f"{what}, which differ", hint="start the job again")
-        (done,) = found - {_NEW}
+        done = min(steps_here)
         if _NEW in found and client.me.trainer == 0:
             pairs = self._served.held(self._state()).items()
             tensors = [Tensor(n, on_host(x)) for n, x in pairs if not isinstance(x, Handle)]
@@ -288,6 +310,8 @@ class ChangingTrainer(ABC):
         if step != _NEW:
             return None
         client.enter(done)
+        if any(known.takes_pushes and known.step < done for known in client.servers):
+            client.idle()  # servers know of an earlier step: of one that did not come to join
         asked = client.request(0, Kind.RECALL)
         client.wait([asked])
         assert asked.answer is not None
@@ -314,4 +338,10 @@ class ChangingTrainer(ABC):
         if missing := self._served.held_names() - values.keys():
             what = f"the state of the job lacks {', '.join(sorted(missing))}"
             raise FeedError(what, hint="start it with the same script and strategy")
-        return self._served.leaves(values)
+        if self._pace.is_sync:
+            return self._served.leaves(values)
+        # Trainer 0 has sent what it has, which servers may have newer.
+        pulled = self._served.pull(self.client, self._served.params)
+        leaves = self._served.leaves({**values, **pulled})
+        self._pace.restart(self._served.held(leaves), self.client.clock)
+        return leaves

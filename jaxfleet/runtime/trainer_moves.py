@@ -84,7 +84,7 @@ class TrainerMoves(TrainerCheckpoints[State]):
         except BaseException:
             client.abandon()
             raise
-        self._lines.replace(client)
+        self._lines.replace(client, self._pace)
         self._epoch_step = client.step
         # Those that it has stay what the script has; other servers may hold other leaves.
         self._newest.leaves = [

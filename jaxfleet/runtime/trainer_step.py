@@ -83,7 +83,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         specs = specs_of(captured.program)
         check_trainer_lost(strategy)
         self._lines = TrainerConnection(
-            lambda: self._enter(connect), self._pace, self._keeper, specs
+            lambda: self._enter(connect), lambda: self._pace, lambda: self._keeper, specs
         )
         self._newest = NewestState(captured)
         self._scalars = ScalarMetrics(is_shared=True)  # heartbeats report them
@@ -264,8 +264,15 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
             hint = "write batch='local' for both: every trainer trains on samples of its own"
             raise StrategyError(f"{what} {which} batch is 'global'", hint=hint)
         return LeasedBatches(
-            loader, lambda: self.client, flush=self._pace.flush, advance=self._advance, done=done
+            loader,
+            self._current_client,
+            flush=self._flush,
+            advance=self._advance,
+            done=done,
         )
+
+    def _flush(self) -> None:
+        self._pace.flush()
 
     def _advance(self, level: int) -> None:
         """Goes on to a step without gradients, and takes part in the periodic checkpoints."""

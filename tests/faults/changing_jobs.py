@@ -15,8 +15,9 @@ from jaxfleet.runtime.pserver_job import JobPrograms, example_of, membership, ti
 from jaxfleet.runtime.trainer_batches import Programs
 from jaxfleet.runtime.trainer_membership import Departure
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.strategy import DistributedStrategy
 from tests.faults import training
-from tests.faults.memory_jobs import CACHE, NAME, End, StoppingNetwork
+from tests.faults.memory_jobs import CACHE, NAME, End, MemoryJob, StoppingNetwork
 from tests.faults.memory_training import TrainingJob, captured, programs
 
 
@@ -43,10 +44,11 @@ class ChangingJob(TrainingJob):
         self.computed: dict[int, list[tuple[int, int]]] = {}
 
     def train(self, trainer: int) -> End:
-        scaling = _Scaling(self, trainer, joins=trainer >= self.expected)
-        if scaling.joins:
+        joins = trainer >= self.expected
+        kind, count = self.joining_kind if joins else self.args.kind, self.expected
+        scaling = MemoryScaling(self, trainer, kind, self.strategy, joins=joins)
+        if joins:
             self.network.sleep(self.joins_at_s[trainer - self.expected])
-        kind, count = self.joining_kind if scaling.joins else self.args.kind, self.expected
         step = self.steps[trainer] = TrainerStep(
             captured(kind),
             self.strategy,
@@ -110,11 +112,13 @@ def leave_all_but_one_of_four(job: ChangingJob) -> None:
 
 
 @dataclass
-class _Scaling:
-    """Other places of a process in a job in memory."""
+class MemoryScaling:
+    """Other places of a process in a job in memory, which trains one kind of step."""
 
-    job: ChangingJob
+    job: MemoryJob
     process: int
+    kind: str
+    strategy: DistributedStrategy
     joins: bool
     endpoints: tuple[str, ...] = field(init=False)
 
@@ -125,9 +129,7 @@ class _Scaling:
         self.endpoints = endpoints
 
     def programs(self, trainer: int, trainers: int) -> Programs:
-        job = self.job
-        kind = job.joining_kind if self.joins else job.args.kind
-        return programs(kind, job.strategy, trainer, trainers, self.endpoints)
+        return programs(self.kind, self.strategy, trainer, trainers, self.endpoints)
 
     def connect(self, job: JobPrograms, members: Membership, session: str) -> Client:
         number = members.number_of(session)
@@ -140,8 +142,8 @@ class _Scaling:
             endpoints=self.endpoints,
         )
         me = replace(me, membership=members, session=session)
-        timeouts = timeouts_of(self.job.strategy, server_return_s=self.job.returns_s)
-        return self.job.client(me, timeouts, self.job.strategy.replay_bytes, self.process)
+        timeouts = timeouts_of(self.strategy, server_return_s=self.job.returns_s)
+        return self.job.client(me, timeouts, self.strategy.replay_bytes, self.process)
 
     def join(self, session: str, digest: Callable[[int], str]) -> Membership | None:
         network = StoppingNetwork(self.job, f"trainer {self.process}", self.process)
@@ -153,7 +155,7 @@ class _Scaling:
                 session=session,
                 digest=digest,
                 clock=self.job.network.clock,
-                connect_s=self.job.strategy.connect_s,
+                connect_s=self.strategy.connect_s,
                 take_servers=self.move_to,
             )
         finally:

@@ -20,7 +20,9 @@ from jaxfleet.data import Loader
 from jaxfleet.env import PeriodicSaves
 from jaxfleet.ps.client.client import Client
 from jaxfleet.runtime.pserver_job import example_of, membership, timeouts_of
+from jaxfleet.runtime.trainer_membership import Departure
 from jaxfleet.runtime.trainer_step import TrainerStep
+from tests.faults.changing_jobs import MemoryScaling
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import CACHE, NAME, End, MemoryJob
 from tests.faults.memory_training import programs
@@ -64,11 +66,15 @@ class LeasingJob(MemoryJob):
         saves: checkpoints that steps write by themselves.
         pauses: seconds that a step of each trainer takes.
         strategy: options.
+        joins_at_s: when each process begins that is not one of the first trainers.
+        changes: trainers may leave, be lost and join.
         more: see `MemoryJob`.
 
     Attributes:
         took: the batches of each trainer, in order.
         skipped: batches that a trainer takes and does not train on, by trainer and number.
+        steps: the steps of all processes, by number.
+        numbers: how many trainers each process has had, one after the other.
         after_step: called with a trainer, the number of its batches, the step and the state.
         data: what the server reported at the end.
     """
@@ -85,11 +91,19 @@ class LeasingJob(MemoryJob):
         pauses: Sequence[float] = (0.1, 0.1, 0.1),
         saves: PeriodicSaves | None = None,
         strategy: dict[str, Any] | None = None,
+        joins_at_s: tuple[float, ...] = (),
+        changes: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(folder, **more)
+        self.joins_at_s, self.changes = joins_at_s, changes or bool(joins_at_s)
+        self.beating += self.changes
+        self.trainers += len(joins_at_s)
+        self.lives += [0] * len(joins_at_s)
+        self.steps: dict[int, TrainerStep] = {}
+        self.numbers: dict[int, list[int]] = {n: [] for n in range(self.trainers)}
         self.epochs, self.samples, self.restored, self.saved = epochs, samples, restored, saved
-        self.batch_size = batch_size or ROWS * self.trainers
+        self.batch_size = batch_size or ROWS * self.expected
         self.pauses = pauses
         options = {
             "communication": "async", "staleness": 3, "batch": "local", **(strategy or {})
@@ -106,25 +120,37 @@ class LeasingJob(MemoryJob):
         self.data: dict[str, Any] = {}
 
     def train(self, trainer: int) -> End:
+        joins, count, kind = trainer >= self.expected, self.expected, f"leases {self.samples}"
+        if joins:
+            self.network.sleep(self.joins_at_s[trainer - count])
+        place = min(trainer, count - 1)
         step: Any = TrainerStep(
             captured(self.samples),
             self.strategy,
-            programs(
-                f"leases {self.samples}", self.strategy, trainer, self.trainers, self.endpoints
-            ),
+            programs(kind, self.strategy, place, count, self.endpoints),
             partial(self._connect, trainer),
-            example=example_of(captured(self.samples), self.strategy, self.trainers),
+            example=example_of(captured(self.samples), self.strategy, count),
             cache=CACHE,
+            scaling=MemoryScaling(self, trainer, kind, self.strategy, joins=joins)
+            if self.changes
+            else None,
         )
+        self.steps[trainer] = step
         loader = Loader(
             np.arange(self.samples, dtype=np.int32), self.batch_size, epochs=self.epochs, seed=5,
-            batch="local", part=(trainer, self.trainers),
+            batch="local", part=(place, count),
         )  # fmt: skip
         if self.saves is not None:
             step.save_periodically(self.saves)
+        try:
+            return self._run_script(trainer, step, loader)
+        except Departure:
+            return End()
+
+    def _run_script(self, trainer: int, step: Any, loader: Loader) -> End:
         state = start(self.samples)
         with step:
-            if self.trainer_return_s is not None:
+            if self.trainer_return_s is not None or self.changes:
                 state, _ = step.resume(state)
             if self.restored is not None:
                 state = step.restore(self.restored)
@@ -134,7 +160,8 @@ class LeasingJob(MemoryJob):
                 if (trainer, number) in self.skipped:
                     continue
                 state, _ = step(state, batch)
-                self.finished(trainer, number, self.pauses[trainer])
+                self.numbers[trainer].append(step.client.me.trainers)
+                self.finished(trainer, number, self.pauses[trainer % len(self.pauses)])
                 state = self.after_step(trainer, number, step, state)
             if self.saved is not None:
                 step.save(self.saved, state)
@@ -147,7 +174,7 @@ class LeasingJob(MemoryJob):
             job,
             name=NAME,
             trainer=trainer,
-            trainers=self.trainers,
+            trainers=self.expected,
             endpoints=self.endpoints,
             life=self.lives[trainer] - 1,
         )

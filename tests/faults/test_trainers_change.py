@@ -271,8 +271,8 @@ def test_a_server_killed_after_a_change_changes_nothing(
 
 
 def test_continue_is_refused_where_trainers_are_fixed() -> None:
-    with pytest.raises(StrategyError, match="'continue' with communication 'async'"):
-        jf.DistributedStrategy(mode="pserver", on_trainer_lost="continue", communication="async")
+    with pytest.raises(StrategyError, match="'continue' with communication 'fl'"):
+        jf.DistributedStrategy(mode="pserver", on_trainer_lost="continue", communication="fl")
     strategy = jf.DistributedStrategy(mode="pserver", on_trainer_lost="continue", batch="local")
     with pytest.raises(StrategyError, match="'continue': with batch='local'"):
         job_step(captured("plain"), strategy, None, CLUSTER)

@@ -126,6 +126,10 @@ class GeoTables(TableAccess):
         self._bare = bare
         self._windows = self._new()
 
+    def take_over(self, other: "GeoTables") -> None:
+        """Goes on with the rows of another place in the job, whose changes were sent."""
+        self._windows = other._windows  # noqa: SLF001  # of its own class
+
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of several tables; fetches those not fetched since the last exchange."""
         lacking = {table: self._windows[table].lacks(some) for table, some in keys.items()}

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
+from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.bye_sender import ByeSender, MoveSender
 from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
@@ -71,6 +72,7 @@ class Client(RequestSender):
         self._check_s, self._is_closed = _CHECK_S, False
         self._looked = clock()
         self._told_epoch = me.membership.epoch  # the newest that other servers were told
+        self.following: Membership | None = None  # other members, among which to take a place
         self._recovery = Recovery(self, self.wait)
 
     def next_step(self, rows: int) -> None:
@@ -172,8 +174,13 @@ class Client(RequestSender):
         """
         self._save_last()
         self.doing("leaving")
-        self.wait([self.request(0, Kind.LEAVE)])
-        self.abandon()
+        asked = self.request(0, Kind.LEAVE)
+        self.wait([asked])
+        assert asked.answer is not None
+        if asked.answer.body.get("ends"):
+            self.close()
+        else:
+            self.abandon()
 
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
@@ -253,6 +260,15 @@ class Client(RequestSender):
             self._say_hello_again(requests)
             self._check_pending(now)
 
+    def check_place(self, *, lag: int, bound: int) -> None:
+        """Rejects a step with values that lag further behind, if only the next members renew them.
+
+        Raises:
+            MembershipChangedError: servers let no trainer wait any more, since the members change.
+        """
+        if lag > bound and self.following is not None:
+            raise MembershipChangedError(self.following)
+
     def clock_s(self) -> float:
         """Returns the time in seconds; only differences matter."""
         return self._clock()
@@ -286,8 +302,10 @@ class Client(RequestSender):
             return
         try:
             # A lost server needs no bye, nor one whose job goes on without this trainer.
-            with suppress(JaxfleetError, MembershipChangedError):
+            try:
                 self._save_last()
+            except (JaxfleetError, MembershipChangedError) as error:
+                alert(f"{self.me.name} ends without a last checkpoint of all servers: {error}")
             self._check_s = _CHECK_BYE_S
             with suppress(JaxfleetError, MembershipChangedError):
                 ByeSender(self, self._heartbeat, self._clock, self.wait, self._go_on).send()
@@ -315,8 +333,11 @@ class Client(RequestSender):
 
     def _save_last(self) -> None:
         """Has servers save the pushes that this trainer can no longer replay after leaving."""
+        # In another place of the job it does not have what it pushed before.
+        all_lack = self.entered is not None and not self.me.is_sync
         replays = [(at, known.replay) for at, known in enumerate(self.servers)]
-        pushed = [at for at, log in replays if log.until_saved and log.first_step() is not None]
+        pushed = [at for at, log in replays
+                  if log.until_saved and (all_lack or log.first_step() is not None)]  # fmt: skip
         self.doing("last checkpoint")
         self.wait([self.request(server, Kind.SAVE) for server in pushed])
 
@@ -336,6 +357,8 @@ class Client(RequestSender):
         if message.kind is Kind.PENDING:
             self._recovery.send_missing(server, message)
             return
+        if "members" in message.body and not self.me.is_sync:
+            self._look_at_members(Membership.of(message.body))
         request = known.waiting.get(message.number)  # None for a second reply to a repeated one
         if request is not None and not known.is_void_answer(request):
             request.take(message)
@@ -362,7 +385,8 @@ class Client(RequestSender):
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
             if message.body.get("error") == CHANGED:
-                raise MembershipChangedError(Membership.of(message.body))
+                self.following = Membership.of(message.body) or self.following
+                raise MembershipChangedError(self.following)
             raise refusal_error(self.me, server, message)
 
     def _check_pending(self, now: float) -> None:
@@ -407,8 +431,10 @@ class Client(RequestSender):
         if newest is None or newest.epoch <= self._told_epoch:
             return
         self._told_epoch = newest.epoch
+        self.following = newest
         is_member = newest.number_of(self.me.session) is not None
-        if not is_member or not all(known.is_open for known in self.servers):
+        is_open = all(known.is_open for known in self.servers)
+        if not is_open or (self.me.is_sync and not is_member):
             raise MembershipChangedError(newest)  # it is only about to take another place
         for server in range(len(self.servers)):
             self.request(server, Kind.MEMBERS, body=newest.plain())

@@ -135,6 +135,11 @@ class Communicator:
         self._newest.clear()
         self.client.restart_clock()
 
+    def take_over(self, other: "Communicator") -> None:
+        """Goes on where the communicator of another place in the job was flushed."""
+        self._newest, self._clock = other._newest, other._clock  # noqa: SLF001  # of its own class
+        self.staleness = other.staleness
+
     def begin(self) -> dict[str, Any]:
         """Waits until the next step may begin; returns the values received since the last."""
         self._take_what_came()
@@ -143,7 +148,9 @@ class Communicator:
             self.flush()
         if self.client.step - self._clock > self.mode.staleness:
             self._refresh()  # steps without gradients received no values
-        self.staleness.note(self.client.step - self._clock)
+        lag = self.client.step - self._clock
+        self.client.check_place(lag=lag, bound=self.mode.staleness)
+        self.staleness.note(lag)
         return self.take()
 
     def take(self) -> dict[str, Any]:

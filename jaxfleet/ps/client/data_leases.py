@@ -79,6 +79,18 @@ class DataLeases:
         """Whether a checkpoint was restored since the leases were made."""
         return self._generation != self.client.leases.generation
 
+    def follow(self, client: Client) -> None:
+        """Goes on with the client of another place in the job, which has the same leases.
+
+        A request that is under way has no answer any more: servers have only leases that were
+        declared.
+        """
+        if client is self.client:
+            return
+        self.client, self._generation = client, client.leases.generation
+        if self._asked is not None and not self._asked.is_done:
+            self._asked = None
+
     def ask(self, batches: int) -> None:
         """Requests leases, unless a request is under way."""
         if self._asked is None:

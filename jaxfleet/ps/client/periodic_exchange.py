@@ -32,6 +32,11 @@ class StateKeeper(Protocol):
         ...
 
 
+_CARRIED = (  # to another place in the job
+    "_old", "_values", "_newest", "_clock", "staleness", "trained",
+)  # fmt: skip
+
+
 @dataclass
 class PeriodicExchange:
     """The steps of a trainer that updates parameters itself (GEO-SGD, FL), and its exchanges.
@@ -83,11 +88,20 @@ class PeriodicExchange:
         self.client.restart_clock()
         self._clock = self.client.step if clock is None else clock
 
+    def take_over(self, other: "PeriodicExchange") -> None:
+        """Goes on where the exchanges of another place in the job were flushed."""
+        before = vars(other)
+        if not before["_values"]:
+            return  # its first step was still to come
+        vars(self).update((name, before[name]) for name in _CARRIED)
+        self.refresh()
+
     def begin(self) -> dict[str, Any]:
         """Begins a step; returns the values received since the last."""
         if not self.counts_exchanges and self.client.step - self._clock > self.mode.staleness:
-            self._refresh()  # after steps without gradients
+            self.refresh()  # after steps without gradients
         own = self._steps if self.counts_exchanges else self.client.step - self._clock
+        self.client.check_place(lag=own, bound=self.staleness.bound)
         self.staleness.note(own)
         return self.take()
 
@@ -117,7 +131,7 @@ class PeriodicExchange:
     def stats(self) -> dict[str, Plain]:
         return self.staleness.plain()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Receives the servers' values after the others' changes, without changes of its own."""
         self.flush()
         given = self.exchange.receive()
@@ -137,7 +151,8 @@ class PeriodicExchange:
         data = {v.name: samples for v in self.exchange.program.of_kind(VariableKind.DATA)}
         made, _ = self.exchange.run(held, data, {})
         self._old = {name: made[name] for name in self._olds}
-        self._newest = {name: made[name] for name in self._params}
+        self._values = {name: made[name] for name in self._params}
+        self._newest = dict(self._values)
         self._steps = self._rows = 0
         self._clock = self.client.clock
         if self.counts_exchanges:

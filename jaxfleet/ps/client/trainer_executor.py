@@ -147,7 +147,8 @@ class TrainerExecutor:
                 self.finite.append(finite)
             values.update(zip(item.writes, outputs, strict=True))
         else:
-            confirms = part.is_last and self._tables is not None and not self.client.me.fixed
+            may_repeat = self.client.me.is_sync and not self.client.me.fixed
+            confirms = part.is_last and self._tables is not None and may_repeat
             self._on_host(item, values, confirms=confirms)
 
     def _on_host(self, ops: Sequence[Operator], values: dict[str, Any], *, confirms: bool) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxfleet.ps.gradient_encoding import RowGradient, gradient_of
 from jaxfleet.ps.server.execution_plan import BlockPlan, SentGradients, ServerPlan
 from jaxfleet.ps.server.scheduler import Progress, RowPush, Scheduler
-from jaxfleet.ps.server.staleness import ReceivedRows, RowSnapshots, TrainerClocks
+from jaxfleet.ps.server.staleness import UNBOUNDED, ReceivedRows, RowSnapshots, TrainerClocks
 from jaxfleet.transport.messages import Plain, Tensor
 
 _DENSE = ""  # kind of dense gradients; the other kinds are table names
@@ -151,6 +151,27 @@ class AsyncScheduler(Scheduler):
 
     def restart(self, step: int) -> None:
         self.clocks.restart(step)
+        self._forget()
+
+    def unbind(self) -> None:
+        """Lets no trainer wait for another any more."""
+        self.clocks.bound = UNBOUNDED
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all complete gradients that came are applied."""
+        return not self._whole and self._running is None and self.tables.is_empty
+
+    def renumber(self, former: Mapping[int, int | None]) -> None:
+        """Takes other trainers, as `TrainerClocks.renumber`; what is incomplete is discarded."""
+        self.clocks.renumber(former)
+        self.left = self.clocks.left
+        self._forget()
+
+    def take_over(self, other: "AsyncScheduler") -> None:
+        """Goes on where the scheduler of the same blocks stopped, with the same trainers."""
+        self.clocks.applied = dict(other.clocks.applied)
+        self.duplicates = other.duplicates
         self._forget()
 
     def rewind(self, step: int) -> None:

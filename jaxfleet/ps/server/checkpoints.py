@@ -173,6 +173,7 @@ class RetainedValues:
         own: the trainers' own state, as `ServerState.own`.
         base: the step of the state that the job began with.
         data: the position of the job's ledger of samples, if it has one.
+        epoch: number of changes of the job's trainers before.
     """
 
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -183,6 +184,7 @@ class RetainedValues:
     own: Mapping[int, OwnState] = field(default_factory=dict)
     base: int = 0
     data: Mapping[str, Plain] | None = None
+    epoch: int = 0
 
     def pieces(self) -> Iterator[Piece]:
         if self.text is not None:
@@ -214,7 +216,8 @@ class RetainedValues:
             own[int(trainer)].versions.setdefault(name, {})[int(step)] = array
         extras, text, base = _under(_EXTRA, arrays), arrays.get(_TEXT), facts.get("base", 0)
         step, data = facts["extras_step"], facts.get("data")
-        return cls(extras, step, parts, shrunk, text, own, base, data)
+        epoch = facts.get("epoch", 0)
+        return cls(extras, step, parts, shrunk, text, own, base, data, epoch)
 
 
 @dataclass(frozen=True)
@@ -285,6 +288,7 @@ class RecoveryCheckpoints:
             "extras_step": retained.extras_step,
             "own_steps": retained.own_steps(),
             "base": retained.base,
+            "epoch": retained.epoch,
             "data": None if retained.data is None else dict(retained.data),
             "shrunk": {name: list(said) for name, said in retained.shrunk.items()},
             "steps": _plain(progress.steps),

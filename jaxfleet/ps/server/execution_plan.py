@@ -290,8 +290,8 @@ class ServerPlan:
             return f"'{self.program.name}' for {self.trainers} trainers has other blocks"
         if self.tables != other.tables:
             return f"'{self.program.name}' for {self.trainers} trainers has other tables"
-        if not (self.waits and other.waits):
-            return f"'{self.program.name}' has trainers that do not wait"
+        if self.waits != other.waits:
+            return f"'{self.program.name}' for {self.trainers} trainers waits for them otherwise"
         return None
 
     def misfit(self, trainer: int, tensors: Iterable[Tensor]) -> str | None:

@@ -82,7 +82,8 @@ class LeaseHandler:
         self._undeclared.discard(trainer)
         self.serve()
 
-    def _adopt(self, trainer: int, declared: Plain) -> None:
+    def _adopt(self, trainer: int, declared: Plain, *, unsent: bool = False) -> None:
+        """Records what a trainer has leased, if `unsent` without what it has pushed."""
         if not isinstance(declared, dict):
             raise RequestError("bad_message", "'data' of a hello describes leases")
         self._open(declared)
@@ -93,8 +94,26 @@ class LeaseHandler:
             if not isinstance(each, list) or len(each) != 3:
                 raise RequestError("bad_message", "'holds' has intervals with the step of a push")
             positions, pushed = read_spans([each[:2]]), each[2]
-            if not isinstance(pushed, int) or pushed < 0 or pushed > step:
+            if not isinstance(pushed, int) or pushed < 0 or (pushed > step and not unsent):
                 ledger.adopt(trainer, positions)
+
+    def regroup(self, hellos: Mapping[int, Message]) -> None:
+        """Takes other trainers, each with the leases that its hello declares, and no others.
+
+        All that they have pushed is applied.
+        """
+        self._waiting.clear()
+        self._sessions = {n: message.body.get("session") for n, message in hellos.items()}
+        self._undeclared, self._replaced = set(), set()
+        held, ledger = self.router.held, self._record.ledger
+        if ledger is None or held is None:
+            return
+        self._record.settle(held.scheduler.step_of)
+        for trainer in ledger.holders():
+            ledger.release(trainer)
+        for trainer, message in hellos.items():
+            if isinstance(declared := message.body.get("data"), dict):
+                self._adopt(trainer, declared, unsent=True)
 
     def left(self, trainer: int) -> None:
         self._undeclared.discard(trainer)

@@ -7,7 +7,7 @@ members of it have come, the server begins that epoch, with a program for their 
 values and the progress that it has (docs/parameter-servers.md, "Trainers that join and leave").
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.observability.notices import alert
@@ -32,6 +32,7 @@ class MembershipChanges:
     Attributes:
         current: the membership whose trainers the registry has; without sessions in epoch 0.
         following: the next one, while the server is closing; None otherwise.
+        on_begin: called when an epoch begins, with the hellos of its members, by number.
     """
 
     outbox: Outbox
@@ -48,6 +49,7 @@ class MembershipChanges:
     _candidates: JoinCandidates = field(default_factory=JoinCandidates)
     _leaving: set[str] = field(default_factory=set)
     _willing: set[str] = field(default_factory=set)  # processes that a SIGTERM lets leave
+    on_begin: Callable[[Mapping[int, Message]], None] = lambda _: None
     _begun: int = 0  # the greatest step of pushes
     _rows: int = 0  # of the whole batch; 0 if unknown
     _left_at: float = 0.0  # when the last one asked to leave
@@ -78,6 +80,14 @@ class MembershipChanges:
     def _begin_with(self, peer: Peer, message: Message, given: Membership, now: float) -> None:
         """Takes the membership of the first trainer, also after a restart, unless it is refused."""
         before, count = self.current, self.trainers.options.trainers
+        if (
+            self.router.is_restored
+            and not self.router.waits
+            and given.epoch > self.sessions.me.epoch
+        ):
+            what = f"{self.outbox.name} was started again, and its checkpoint is of other trainers"
+            hint = "start the job again from its last checkpoint"
+            raise RequestError("peer_lost", what, hint=hint)
         self.current = given
         if given.sessions and self.trainers.restored is None:
             self.trainers.expect(len(given.sessions))  # of a server that was just added
@@ -123,11 +133,24 @@ class MembershipChanges:
         """Lets a trainer leave that is between two steps; several at once leave together."""
         self._check("leave")
         known = self.trainers.by_id[request.trainer]
-        if not {*self._members()} - self._leaving - {str(known.session)}:
+        others = {*self._members()} - self._leaving - {str(known.session)}
+        if not others and len(self.trainers.by_id) == self.trainers.count:
             raise RequestError("refused", f"{request.message.sender} is the last trainer")
+        if self._has_ended():  # no membership follows
+            self.outbox.reply(request, Kind.OK, {"ends": True})
+            return
         self._left_at = request.since
         self._leaving.add(str(known.session))
         self.outbox.reply(request, Kind.OK)
+
+    def left(self, request: Request) -> None:
+        """Notes the end of a trainer's script, which does not take its place in the next epoch."""
+        if self.router.waits or self.following is None or self.sessions.server != 0:
+            return
+        session = self.trainers.by_id[request.trainer].session
+        stay = [other for other in self.following.sessions if other != session]
+        if stay and len(stay) < len(self.following.sessions):
+            self._announce(stay, request.since)
 
     def join(self, peer: Peer, message: Message, now: float) -> None:
         """Answers a process that is no trainer of the job and may join it.
@@ -156,9 +179,11 @@ class MembershipChanges:
             if self.router.step < 0:
                 what = "the job has not begun its first step"
                 raise RequestError("refused", what, hint="try again in some seconds")
-            if self._fixed:
-                what = f"no server can be added or removed: the trainers are fixed: {self._fixed}"
-                raise RequestError("refused", what)
+            why = f"the trainers are fixed: {self._fixed}" if self._fixed else ""
+            if not self.router.waits:
+                why = "its trainers do not wait for each other, so no step is that of all"
+            if why:
+                raise RequestError("refused", f"no server can be added or removed: {why}")
             self.router.folders.check(message)
             self.moves.ask(message, servers, self._newest, now)
             body = {"moved": False}
@@ -218,7 +243,7 @@ class MembershipChanges:
         if message.step > self._begun:
             self._begun = message.step
             may_decide = self.sessions.server == 0 and self.following is None and not self._fixed
-            if may_decide and self._is_level():
+            if may_decide and self._is_level() and not self._has_ended():
                 self._admit(now)
 
     def plain(self) -> dict[str, Plain]:
@@ -233,8 +258,20 @@ class MembershipChanges:
 
     def _is_level(self) -> bool:
         """Whether this server has applied what trainers did, also if it was started again."""
+        if not self.router.waits:
+            return self.router.step >= 0 and (self.current.epoch > 0 or self._have_begun())
         steps = [known.step for known in self.trainers.by_id.values()]
         return 0 <= self.router.step >= max(steps, default=0) - 1
+
+    def _have_begun(self) -> bool:
+        """Whether all of the first trainers have trained, but for those that are lost."""
+        known, now = self.trainers.by_id, self.router.clock()
+        begun = all(each.pushed > 0 or self.trainers.is_lost(n, now) for n, each in known.items())
+        return begun and len(known) == self.trainers.count
+
+    def _has_ended(self) -> bool:
+        """Whether a trainer has left at its end; those that wait for no other have, or will."""
+        return any(each.left for each in self.trainers.by_id.values())
 
     @property
     def _newest(self) -> Membership:
@@ -271,12 +308,15 @@ class MembershipChanges:
         """Whether a trainer has left at its end, so all steps are over: the lost ones have, too."""
         if self.moves.is_under_way:
             return True
-        known = self.trainers.by_id
-        if not (self.trainers.options.goes_on and any(each.left for each in known.values())):
+        if not self._has_ended():
             return False
-        for number, each in known.items():
+        if not self.trainers.options.goes_on:
+            return not self.router.waits
+        for number, each in self.trainers.by_id.items():
             if self.trainers.is_lost(number, now):
                 each.left = True
+                if not self.router.waits:
+                    self.router.leave(number)
                 alert(f"{self.outbox.name}: trainer {number} was lost at the end: {each.doing}")
         return True
 
@@ -319,7 +359,10 @@ class MembershipChanges:
             return
         self.following, self._since = membership, now
         self._send_back(self._changed(membership, "the members change again"))
-        self.router.freeze()
+        if not self.router.waits:
+            # With the values for which a trainer has waited, lest it goes on with older ones.
+            self.outbox.news = membership.plain()
+        self.router.close_epoch()
 
     def _send_back(self, refusal: RequestError) -> None:
         """Refuses the hellos of the next epoch that have arrived."""
@@ -362,14 +405,20 @@ class MembershipChanges:
         if self.following is None or not is_idle:
             return
         self._refuse_rest(self.following)
-        if len(self._arrived) == len(self.following.sessions):
+        is_complete = len(self._arrived) == len(self.following.sessions)
+        if is_complete and (self.router.waits or self.router.is_drained):
             self._begin(now)
 
     def _refuse_rest(self, membership: Membership) -> None:
+        """Refuses what cannot be answered any more.
+
+        Where trainers do not wait for each other, that is what they do together between two steps.
+        """
         refusal = self._changed(membership, "begin this operation again")
         for request in self.router.waiting():
-            self.outbox.refuse(request, refusal)
-            self.router.drop(request)
+            if self.router.waits or not _is_own(request.message):
+                self.outbox.refuse(request, refusal)
+                self.router.drop(request)
         for meeting in self.collectives.waiting():
             for request in meeting.requests.values():
                 self.outbox.refuse(request, refusal)
@@ -380,13 +429,18 @@ class MembershipChanges:
         assert self.following is not None
         before, members = self.trainers.count, len(self.following.sessions)
         self.current, self.following = self.following, None
+        self.sessions.me.epoch = self.current.epoch
         arrived, self._arrived = self._arrived, {}
+        numbers = {known.session: number for number, known in self.trainers.by_id.items()}
+        former = {n: numbers.get(session) for n, session in enumerate(self.current.sessions)}
+        self.outbox.news = {}
         self._leaving -= {*self.current.sessions}
         self._begun = self.router.step
         self._candidates.forget(self.current.sessions)
         self.trainers.begin_epoch(members)
         self.collectives.forget_strangers()
-        self.router.begin_epoch()
+        self.on_begin({number: message for number, (_, message) in arrived.items()})
+        self.router.begin_epoch(former)
         for number in sorted(arrived):
             peer, message = arrived[number]
             try:
@@ -395,7 +449,15 @@ class MembershipChanges:
                 self.outbox.error(peer, message, refusal)
         self.links.renew(self.sessions.me.program)
         what = f"from step {self.router.step + 1} on, {members} trainers instead of {before}"
+        if not self.router.waits:
+            what = f"the job has {members} trainer{'s' * (members != 1)} now instead of {before}"
         if members == before and (move := self.current.move) is not None:
             # Its own step is of no use: it may have run the one that is done again.
             what = f"the job moves to other servers after this step, {len(move.servers)} in all"
         alert(f"{self.outbox.name}: {what}")
+
+
+def _is_own(message: Message) -> bool:
+    """Whether a trainer's request waits for no operation of the others."""
+    is_save = message.kind is Kind.SAVE and message.body.get("path") is None
+    return is_save or message.kind in {Kind.PULL, Kind.LOOK_UP}

@@ -22,12 +22,14 @@ class ServerIdentity:
     Attributes:
         incarnation: distinguishes this process from its predecessor.
         text: that program's packed text, for the next restart; None if unknown.
+        epoch: number of changes of the job's trainers, to the last one that has begun.
     """
 
     incarnation: str = ""
     job: str = ""
     program: str = ""
     text: np.ndarray | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

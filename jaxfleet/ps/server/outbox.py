@@ -113,12 +113,16 @@ class DeviceTask:
 
 @dataclass
 class Outbox:
-    """Collects outgoing messages and tasks."""
+    """Collects outgoing messages and tasks.
+
+    Every reply to a request of a trainer has the fields of `news`.
+    """
 
     name: str = "server"
     out: list[tuple[Peer, Message]] = field(default_factory=list)
     tasks: list[DeviceTask] = field(default_factory=list)
     errors: int = 0
+    news: Mapping[str, Plain] = field(default_factory=dict)
 
     def answer(
         self,
@@ -138,6 +142,7 @@ class Outbox:
         body: Mapping[str, Plain] | None = None,
         tensors: tuple[Tensor, ...] = (),
     ) -> None:
+        body = {**self.news, **(body or {})}
         self.answer(request.peer, request.message, kind, body, tensors)
 
     def refuse(self, request: Request, refusal: RequestError) -> None:

@@ -306,6 +306,7 @@ class RecoverySaver:
             {trainer: state.copy() for trainer, state in held.own.items()},
             held.base,
             held.leases.position(held.scheduler.step_of),
+            self.me.epoch,
         )
 
 

@@ -139,6 +139,7 @@ class RequestRouter:
 
     def restore(self, restored: RestoredServer) -> None:
         self.me.program, self.is_restored = restored.job_program, True
+        self.me.epoch = restored.retained.epoch
         loaded, retained = self._load(read_plan(restored.program, self.cache)), restored.retained
         held = loaded.held
         held.host.update(held.executor.assign(restored.arrays))
@@ -165,14 +166,32 @@ class RequestRouter:
         held.replace_stores(stores)
         held.scheduler.restart(0)
 
-    def freeze(self) -> None:
-        """Stops steps: inputs that come later do not count."""
-        self.is_frozen = True
+    def close_epoch(self) -> None:
+        """Lets the trainers end what they do, before others take their places.
 
-    def begin_epoch(self) -> None:
-        """Waits for the program for other trainers, which replaces this one."""
+        Where they wait for each other, no block runs any more: inputs that come later do not count.
+        Otherwise none waits for another any more, and what arrives is applied.
+        """
+        if self.waits:
+            self.is_frozen = True
+        elif self.held is not None:
+            self.held.scheduler.unbind()
+            self.resume_work()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether what trainers that do not wait for each other have sent is applied."""
+        return self.held is None or self.held.scheduler.is_drained
+
+    def begin_epoch(self, former: Mapping[int, int | None]) -> None:
+        """Waits for the program for other trainers, which replaces this one.
+
+        `former` has the number that each of them had before; None if it is new.
+        """
         self._awaits_program = True
         self._own_state.states.clear()
+        if self.held is not None:
+            self.held.scheduler.renumber(former)
 
     def _replace(self, plan: ServerPlan) -> None:
         """Goes on with a program for other trainers, from the values and the step of this one."""

@@ -118,6 +118,23 @@ class Scheduler(Protocol):
         """Returns the last step applied for a trainer."""
         ...
 
+    # Other trainers.
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all complete gradients that came are applied, of trainers that do not wait."""
+        return True
+
+    def unbind(self) -> None:
+        """Lets no trainer wait for another any more, until there are other trainers."""
+        ...
+
+    def renumber(self, former: Mapping[int, int | None]) -> None:
+        """Takes other trainers, by their former numbers, if trainers do not wait."""
+        del former
+
+    # The applied step.
+
     def restart(self, step: int) -> None:
         """Sets the applied step; discards inputs of earlier steps."""
 

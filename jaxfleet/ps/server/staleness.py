@@ -10,7 +10,7 @@ Delay compensation (DC-ASGD) corrects a late gradient of rows to `g + c * g * g 
 pushes the keys that it looked up, so of a table only the last look-up of each trainer is kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,16 @@ class TrainerClocks:
 
     def restart(self, step: int) -> None:
         self.applied = dict.fromkeys(range(self.trainers), step)
+
+    def renumber(self, former: Mapping[int, int | None]) -> None:
+        """Takes other trainers: `former` has the former number of each, None if it is new.
+
+        A new one begins where the slowest of the others is.
+        """
+        before = {n: self.of(old) for n, old in former.items() if old is not None}
+        least = min(before.values(), default=self.least())
+        self.applied = {n: before.get(n, least) for n in former}
+        self.trainers, self.left = len(former), set()
 
     def advance(self, trainer: int, step: int) -> None:
         """Advances a trainer's clock; it never goes back."""

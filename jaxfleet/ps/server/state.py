@@ -93,10 +93,15 @@ class ServerState:
         """
         if (misfit := self.plan.unlike(other.plan)) is not None:
             raise ProgramError(misfit, hint="all trainers run one script, with one strategy")
-        assert isinstance(self.scheduler, SyncScheduler)
-        assert isinstance(other.scheduler, SyncScheduler)
         self.executor.take_over(other.executor)
-        self.scheduler.take_over(other.scheduler)
+        mine, theirs = self.scheduler, other.scheduler
+        if isinstance(mine, SyncScheduler):
+            assert isinstance(theirs, SyncScheduler)
+            mine.take_over(theirs)
+        else:
+            assert isinstance(mine, AsyncScheduler)
+            assert isinstance(theirs, AsyncScheduler)
+            mine.take_over(theirs)
         self.host.update(other.host)
         self.tables = other.tables
         self.extras, self.base = other.extras, other.base

@@ -93,6 +93,7 @@ class ServerCore:
         self._liveness = LivenessMonitor(*common, clock())
         self._moves = ServerMoves(self.outbox, self.trainers)
         self._changes = MembershipChanges(*common, self._sessions, self._links, self._moves)
+        self._changes.on_begin = self._leases.regroup
         self._handlers = self._requests()
         if own is not None and (restored := own.restore(self._sessions.note_damage)) is not None:
             self._router.restore(restored)
@@ -370,6 +371,7 @@ class ServerCore:
             self._moves.bye(request)
             return
         self._sessions.bye(request)
+        self._changes.left(request)
         self._leases.left(request.trainer)
         self._liveness.look_at_waits(self._clock())
 

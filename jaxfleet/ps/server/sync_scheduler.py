@@ -80,6 +80,9 @@ class SyncScheduler(Scheduler):
         self._begun.clear()
         self.restart(step)
 
+    def unbind(self) -> None:
+        """Does nothing: a step needs the gradients of all trainers."""
+
     def take_over(self, other: "SyncScheduler") -> None:
         """Goes on where the scheduler of the same blocks for other trainers stopped.
 

@@ -48,10 +48,11 @@ def times_applied(
 def times_of_samples(mode: Mode, values: np.ndarray) -> np.ndarray:
     """Returns how often each leased sample was applied; NaN for what no number of times adds.
 
-    In `half_async` a mean of merged steps does not show more than whether it was.
+    In `half_async` a mean of merged steps does not show more than whether it was, nor in `geo` the
+    parts of a change where the number of trainers changes.
     """
     added = -values.astype(np.float64)
-    if mode.communication == "half_async":
+    if mode.communication == "half_async" or (mode.communication == "geo" and mode.changes):
         return np.where((added > 0.0) & (added <= 1.0), 1.0, added)
     if mode.communication == "geo":
         parts = 1.0 - 0.5 ** np.arange(1, 4 * PLACES)

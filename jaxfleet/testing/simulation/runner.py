@@ -39,7 +39,7 @@ class Failure:
         return "\n".join([*lines, f"  play it again: {self.command}"])
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def undisturbed(mode: Mode) -> Run:
     """Returns the run of a job without faults."""
     return run_schedule(Schedule(0, mode, keeps_checkpoints=False, pace_s=(0.1, 0.1), faults={}))

@@ -83,6 +83,12 @@ _NEWER_MODES = [
     Mode(UNBOUNDED, relaxed="dc_asgd", leases=True),
     Mode(UNBOUNDED, relaxed="geo", period=2, leases=True),
     Mode(3, relaxed="geo", leases=True),
+    Mode(UNBOUNDED, leases=True, changes=True),
+    Mode(2, has_table=True, period=2, leases=True, changes=True),
+    Mode(2, servers=1, leases=True, changes=True),
+    Mode(4, relaxed="half_async", period=2, leases=True, changes=True),
+    Mode(3, relaxed="dc_asgd", leases=True, changes=True),
+    Mode(4, has_table=True, relaxed="geo", period=2, leases=True, changes=True),
     Mode(1, relaxed="fl", period=2, waits=True),
     Mode(2, relaxed="fl", period=3, waits=True, saves=True),
 ]

@@ -177,7 +177,7 @@ def batches(mode: Mode) -> tuple[dict[str, np.ndarray], ...]:
 
 def _copies(mode: Mode) -> int:
     """Returns how often a batch has each row."""
-    return _ROWS_OF_CHANGES // TRAINERS if mode.changes else 1
+    return _ROWS_OF_CHANGES // TRAINERS if mode.changes and not mode.leases else 1
 
 
 @functools.cache
@@ -192,7 +192,7 @@ def _samples(mode: Mode) -> dict[str, np.ndarray]:
 
 
 def _loader(mode: Mode, trainer: int) -> Loader:
-    part = trainer, TRAINERS
+    part = min(trainer, TRAINERS - 1), TRAINERS  # of one that joins, too: each step has a sample
     return Loader(_samples(mode), TRAINERS, seed=5, batch="local", part=part, prefetch=1)
 
 
@@ -309,7 +309,8 @@ def train(
         record.before = len(record.seen)
         state, number = step.resume(first_state(mode))
         if mode.leases:
-            state, number = _train_on_leases(step, state, _loader(mode, trainer), pause), STEPS
+            loader = _loader(mode, trainer)
+            state, number = _train_on_leases(step, state, loader, pause, leaves_after), STEPS
         saved, restored = number >= SAVED_AT, False
         while number < STEPS:
             state, used = step(state, batches(mode)[number])
@@ -332,11 +333,17 @@ def train(
 
 
 def _train_on_leases(
-    step: TrainerStep, state: Any, loader: Loader, pause: Callable[[int], None]
+    step: TrainerStep,
+    state: Any,
+    loader: Loader,
+    pause: Callable[[int], None],
+    leaves_after: int | None,
 ) -> Any:
     for number, batch in enumerate(step.batches(loader), 1):
         state, _ = step(state, batch)
         pause(number)
+        if number == leaves_after:
+            step.leave()
     return state
 
 
