@@ -2,8 +2,8 @@
 
     python benchmarks/simulation.py [--schedules 500] [--first 10000]
 
-Plays schedules in this process, on one core, after those that compile what jobs share; none may
-break an invariant. Then plants each bug of `tests/testing/planted.py` and plays schedules from 0 on
+Plays schedules in this process, on one core, after one of each mode, which compiles what jobs
+share; none may break an invariant. Then plants each bug of `tests/testing/planted.py` and plays schedules from 0 on
 until one finds it.
 """
 
@@ -36,12 +36,13 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     logging.getLogger("jaxfleet").setLevel(logging.ERROR)
     count = 100 if arguments.quick else arguments.schedules
-    for seed in range(WARM_UP):
-        check(draw_schedule(seed))
+    seeds = range(arguments.first, arguments.first + count)
+    for mode in {draw_schedule(seed).mode for seed in (*range(WARM_UP), *seeds)}:
+        check(draw_schedule(arguments.first, mode))
     began, began_cpu = time.perf_counter(), time.process_time()
     ends: Counter[str] = Counter()
     failed = []
-    for seed in range(arguments.first, arguments.first + count):
+    for seed in seeds:
         schedule = draw_schedule(seed)
         run, broken = check(schedule)
         failed += [seed] * bool(broken)
