@@ -56,7 +56,9 @@ def times_of_samples(mode: Mode, values: np.ndarray) -> np.ndarray:
         return np.where((added > 0.0) & (added <= 1.0), 1.0, added)
     if mode.communication == "geo":
         parts = 1.0 - 0.5 ** np.arange(1, 4 * PLACES)
-        return np.where(np.isin(added, (*parts, 1.0)), 1.0, np.where(added == 0.0, 0.0, np.nan))
+        more = np.where((added > 1.0) & (added <= 2.0), 2.0, np.nan)  # the sum of two such parts
+        found = np.where(added == 0.0, 0.0, more)
+        return np.where(np.isin(added, (*parts, 1.0)), 1.0, found)
     return added
 
 
