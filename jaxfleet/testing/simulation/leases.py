@@ -23,6 +23,8 @@ def broken_leases(run: Run) -> Iterator[str]:
     schedule, first = run.schedule, run.servers[0]
     if schedule.mode.changes and any(end.starts > 1 for end in run.servers):
         return  # one that is lost before its first checkpoint after a change cannot go on
+    if schedule.loses_server:
+        return  # trainers that have the last state end without it
     lost = schedule.lost_trainers + len(run.errors)
     on_first = [_counts(run, 0, leaf) for leaf in HITS if leaf in first.values]
     for counts in on_first:

@@ -187,6 +187,12 @@ class Schedule:
         return sum(isinstance(fault, KillTrainer) for fault in self.faults.values())
 
     @property
+    def loses_server(self) -> bool:
+        """Whether a server is away for longer than trainers wait for it."""
+        kills = [fault for fault in self.faults.values() if isinstance(fault, KillServer)]
+        return any(kill.away_s > RETURNS_S for kill in kills)
+
+    @property
     def has_silence(self) -> bool:
         """Whether a living process may count as lost."""
         return sum(map(_silence_s, self.faults.values())) > _ROOM_S
