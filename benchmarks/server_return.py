@@ -37,13 +37,13 @@ def train(width: int, steps: int, kill_after: int) -> None:
     """Trains in this process, and kills the server on the way."""
     replay = Recovery._replay  # noqa: SLF001  # timed alone
 
-    def timed(recovery: Recovery, server: int, *arguments: Any) -> None:
+    def timed(recovery: Recovery, server: int, waiting: Any, *, pushes: bool) -> None:
         heard: Any = recovery.outbox._heartbeat  # type: ignore[attr-defined]  # noqa: SLF001
         time.sleep(HEARTBEAT_S)
         while heard.pulse(server).doing == "compiling":
             time.sleep(0.01)
         began = time.monotonic()
-        replay(recovery, server, *arguments)
+        replay(recovery, server, waiting, pushes=pushes)
         _say(f"replay took {time.monotonic() - began:.3f}")
 
     replaced: Any = Recovery

@@ -5,12 +5,15 @@ import pytest
 from jaxfleet.testing.simulation import Schedule, check
 from jaxfleet.testing.simulation.faults import (
     ClockJump,
+    Delay,
     Fault,
     FullDisk,
     Join,
     KillServer,
     Loss,
     LossOfOne,
+    Move,
+    Partition,
     Reset,
 )
 from jaxfleet.testing.simulation.run import Run
@@ -156,3 +159,29 @@ def test_a_process_may_join_before_the_first_step_is_done(at_s: float) -> None:
         pace_s=(0.18603940170494082, 0.4539859181599565),
     )
     assert all(len(record.final) > 0 for record in run.trainers)
+
+
+def test_a_connection_that_is_lost_in_a_restore_costs_no_state() -> None:
+    """Found by seed 9780: its server had restored an older step, which counted as lost pushes."""
+    survives(
+        Mode(2, has_table=True, saves=True, restores=True),
+        Partition(1.8126103619145955, 0.5957869182851114, "trainer 1", "server 1", False, False),
+        Reset(3.8662486069649784, 1, 0),
+        Delay(1.957541800325397, 2.99921727055799, 0.2),
+        keeps_checkpoints=False,
+        seed=9780,
+        pace_s=(0.12002140486407221, 0.47741325414180097),
+    )
+
+
+def test_a_connection_that_is_lost_at_the_byes_of_a_move_does_not_end_the_job() -> None:
+    """Found by seed 2352: a server that had begun anew was taken for one with other trainers."""
+    survives(
+        Mode(saves=True, restores=True, moves=True),
+        FullDisk(0.4229441739237707, 2.1588274040478788, 1),
+        Reset(3.730463104298032, 1, 1),
+        Move(0.27158872691071756, 1),
+        Move(0.7396861061278683, 2),
+        seed=2352,
+        pace_s=(0.5833231903098699, 0.2717612986423231),
+    )

@@ -72,6 +72,7 @@ class Client(RequestSender):
         self._check_s, self._is_closed = _CHECK_S, False
         self._looked = clock()
         self._told_epoch = me.membership.epoch  # the newest that other servers were told
+        self._moves_away = False  # of the servers, some may be what they were no more
         self.following: Membership | None = None  # other members, among which to take a place
         self._recovery = Recovery(self, self.wait)
 
@@ -318,6 +319,7 @@ class Client(RequestSender):
         Raises:
             PeerLostError: another trainer is lost or late, or a server is.
         """
+        self._moves_away = True
         limit_s, return_to = self._longest_s(), self._recovery.bring_level
         sender = MoveSender(self, self._heartbeat, self._clock, self._hear, return_to)
         if late := sender.send(limit_s):
@@ -400,12 +402,12 @@ class Client(RequestSender):
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self.servers):
-            if not (known.is_level or known.is_returning):
+            if not (known.is_level or known.is_returning or self._moves_away):
                 self._recovery.bring_level(server)
 
     def _look_at_servers(self, requests: Sequence[PendingRequest]) -> None:
         """Detects restarted servers, and raises for lost ones."""
-        if self._heartbeat is None:
+        if self._heartbeat is None or self._moves_away:
             return
         limit_s = self.timeouts.lost_after_s + self.timeouts.server_return_s
         self._look_at_members(self._heartbeat.pulse(0).membership)

@@ -135,6 +135,12 @@ class RequestSender:
         """Whether a request has neither an answer nor an error yet."""
         return request.message.number in self.servers[request.server].waiting
 
+    @property
+    def restores(self) -> bool:
+        """Whether it waits for the others, or for servers, to go on from a restored state."""
+        waiting = (r.message for known in self.servers for r in known.waiting.values())
+        return any(m.kind is Kind.LOAD or m.body.get("rewinds") for m in waiting)
+
     def push(
         self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
     ) -> None:
@@ -322,18 +328,21 @@ class Recovery:
         hello = outbox.hello(server)
         self.wait([hello])
         assert hello.answer is not None
+        is_same = str(hello.answer.body.get("incarnation")) in known.welcomes
         known.welcome(hello.answer)
         known.is_greeted = True
-        lost = known.lost_work()
+        # If only the connection was lost, it has returned to the state that is being restored.
+        has_returned = is_same and outbox.restores
+        lost = None if has_returned else known.lost_work()
         if lost is not None:
             what = f"{outbox.me.server_name(server)} cannot go on at step {outbox.step}: {lost}"
             hint = "let servers keep checkpoints; raise strategy.replay_bytes; start the job again"
             raise PeerLostError(what, hint=hint)
         if outbox.me.programs and outbox.me.trainer == 0 and not hello.answer.body.get("defined"):
             self.wait([outbox.define(server)])
-        self._replay(server, waiting)
+        self._replay(server, waiting, pushes=not has_returned)
 
-    def _replay(self, server: int, waiting: Sequence[PendingRequest]) -> None:
+    def _replay(self, server: int, waiting: Sequence[PendingRequest], *, pushes: bool) -> None:
         outbox, known = self.outbox, self.outbox.servers[server]
         own = {request.message.number for request in waiting}
         for message in known.replay.together(outbox.step):
@@ -344,8 +353,8 @@ class Recovery:
             outbox.keep_again()
         under_way: deque[PendingRequest] = deque()
         whole = min(outbox.step - 1, known.sent_whole())  # of later ones only rows may be sent yet
-        for step, pushes in known.replay.after(known.step):
-            for message in pushes:
+        for step, messages in known.replay.after(known.step) if pushes else ():
+            for message in messages:
                 outbox.send(server, message)
             if step <= whole:
                 under_way.append(outbox.request(server, Kind.PULL, step=step, body={"names": []}))
