@@ -226,7 +226,7 @@ class ChangingTrainer(ABC):
         old.doing(f"becoming trainer {number} of {len(membership.sessions)}")
         if number != old.me.trainer:
             alert(f"{old.me.name} is trainer {number} from step {old.step + 1} on")
-        self._lines.drain()
+        self._drain(membership)
         count = len(membership.sessions)
         self._take_programs(self._scaling.programs(number, count), count)
         client = self._prepared(self._scaling.connect(self._job, membership, old.me.session))
@@ -242,6 +242,16 @@ class ChangingTrainer(ABC):
             raise
         self._epoch_step = client.step
         old.abandon()
+
+    def _drain(self, membership: Membership) -> None:
+        """Completes the updates of trainers that do not wait for each other, in the old place."""
+        try:
+            self._lines.drain()
+        except MembershipChangedError as again:
+            if again.membership is not None and again.membership.epoch > membership.epoch:
+                raise
+            what = "a server was started again while the trainers changed, and lacks their pushes"
+            raise PeerLostError(what, hint=_START_AGAIN) from None
 
     def _end(self, membership: Membership, old: Client) -> None:
         """Ends this trainer, which is not among the members of the job any more."""
