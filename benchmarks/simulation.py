@@ -3,8 +3,8 @@
     python benchmarks/simulation.py [--schedules 500] [--first 10000]
 
 Plays schedules in this process, on one core, after one of each mode, which compiles what jobs
-share; none may break an invariant. Then plants each bug of `tests/testing/planted.py` and plays schedules from 0 on
-until one finds it.
+share; none may break an invariant. Then plants each bug of `tests/testing/planted.py` and plays
+schedules from 0 on until one finds it.
 """
 
 import argparse

@@ -48,7 +48,8 @@ def _is_excused(run: Run, name: str, error: JaxfleetError) -> bool:
     kind, _, number = name.partition(" ")
     if kind == "server":  # which waits for lost trainers when the others have ended
         return schedule.lost_trainers > 0 and not schedule.mode.waits
-    return int(number) >= TRAINERS and isinstance(error, ConnectError)  # the job had ended
+    joins = int(number) >= TRAINERS  # it is told if the job has ended, or just moves
+    return joins and (schedule.mode.moves or isinstance(error, ConnectError))
 
 
 def _moves(run: Run) -> Iterator[str]:

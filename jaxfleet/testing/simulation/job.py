@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import math
 import random
 import shutil
 import tempfile
@@ -47,6 +48,7 @@ from jaxfleet.testing.simulation.watch import WatchedClient
 from jaxfleet.transport.messages import Message
 
 _LIMIT_S, _CPU_S = 400.0, 60.0
+_RESTARTS = 3  # of a server that no trainer has greeted, as by a launch
 _ROOT = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  # fsync costs nothing there
 
 
@@ -96,6 +98,7 @@ class Job:
         self._trace, self._digest = trace, hashlib.blake2b(digest_size=16)
         weather = Weather(schedule.seed, schedule.faults)
         self._watch = MoveWatch(root / MOVING)
+        self._killed_at_s = -math.inf  # the last kill of a server, which may not be level yet
         self.network = SimulatedNetwork(
             self.scheduler, weather, self.note, self._before_message, self._see
         )
@@ -210,6 +213,7 @@ class Job:
         if server is None or not server.process.is_alive or not server.end.is_up:
             return
         process, server.status = server.process, KILLED
+        self._killed_at_s = self.scheduler.now_s
         self.result.lost_in_move |= self._watch.needs(process.name)
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
         tree = self.disks[kill.server].tree(loses_power=kill.loses_power)
@@ -277,7 +281,8 @@ class Job:
         self.result.lost_in_move |= self._watch.lacks_mover
         if not was_moving and self._watch.needs("server 0"):
             servers = self.members.servers.values()
-            self.result.lost_in_move |= any(one.status == KILLED for one in servers)
+            is_new = self.scheduler.now_s - self._killed_at_s < workload.LOST_AFTER_S
+            self.result.lost_in_move |= is_new or any(one.status == KILLED for one in servers)
 
     def _forget_disk(self, server: int) -> None:
         self.disks[server].put_back({})
@@ -318,7 +323,7 @@ class Job:
             served.serve()
             if process.is_alive and self.launch.has_ended(served):
                 is_early = served.status != 0 and not end.has_served  # no trainer came in time
-                if is_early and self._training:
+                if is_early and self._training and end.starts <= _RESTARTS:
                     self._start_server(server)
 
         self.scheduler.start(process, process.name, body)

@@ -18,21 +18,31 @@ def broken_leases(run: Run) -> Iterator[str]:
     for trainer, record in enumerate(run.trainers):
         if (lag := record.lags.get("max", 0)) > record.lags.get("bound", 0):
             yield f"trainer {trainer} reports that its values lacked {lag} steps"
-    if not any(record.final for record in run.trainers):
-        return  # no trainer saw the end of the data
-    schedule, first = run.schedule, run.servers[0]
-    if schedule.mode.changes and any(end.starts > 1 for end in run.servers):
-        return  # one that is lost before its first checkpoint after a change cannot go on
-    if schedule.loses_server:
-        return  # trainers that have the last state end without it
-    lost = schedule.lost_trainers + len(run.errors)
-    on_first = [_counts(run, 0, leaf) for leaf in HITS if leaf in first.values]
-    for counts in on_first:
-        yield from _once(counts, schedule, "server 0")
-        if first.data:
-            yield from _reported(counts, first.data)
-    if schedule.has_silence or (lost and any(end.starts > 1 for end in run.servers)):
+    # No trainer may have seen the end of the data; those that have it end without a lost server.
+    if not any(record.final for record in run.trainers) or run.schedule.loses_server:
         return
+    has_restarted = any(end.starts > 1 for end in run.servers)
+    if run.schedule.mode.changes and has_restarted:
+        return  # one that is lost before its first checkpoint after a change cannot go on
+    lost = run.schedule.lost_trainers + len(run.errors)
+    yield from _on_server_0(run, lost)
+    if not (run.schedule.has_silence or (lost and has_restarted)):
+        yield from _on_others(run, lost)
+
+
+def _on_server_0(run: Run, lost: int) -> Iterator[str]:
+    schedule, first = run.schedule, run.servers[0]
+    is_blurred = schedule.mode.communication in {"geo", "half_async"}
+    shows_twice = not (is_blurred and schedule.has_silence)
+    for counts in [_counts(run, 0, leaf) for leaf in HITS if leaf in first.values]:
+        if not (lost and first.starts > 1):  # those of a lost one are free again, at the end too
+            yield from _once(counts, schedule, "server 0")
+        if first.data and shows_twice:
+            yield from _reported(counts, first.data)
+
+
+def _on_others(run: Run, lost: int) -> Iterator[str]:
+    schedule = run.schedule
     most = schedule.mode.period * lost
     for server, end in enumerate(run.servers):
         if end.error is not None and not lost:

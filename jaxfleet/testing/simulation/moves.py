@@ -57,7 +57,8 @@ class MoveWatch:
         """Whether the loss of a process may end the job now."""
         if process.startswith("server "):
             return self._epoch > 0 and not self._is_loaded
-        return process in self._movers
+        # From the first bye on, others wait in vain for one that has not said its own.
+        return process in self._movers or (bool(self._movers) and not self._is_loaded)
 
     def lose(self, process: str) -> None:
         """Notes a trainer that was killed: those that move without it wait for it in vain."""
