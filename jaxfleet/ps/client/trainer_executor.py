@@ -147,9 +147,13 @@ class TrainerExecutor:
                 self.finite.append(finite)
             values.update(zip(item.writes, outputs, strict=True))
         else:
-            may_repeat = self.client.me.is_sync and not self.client.me.fixed
-            confirms = part.is_last and self._tables is not None and may_repeat
-            self._on_host(item, values, confirms=confirms)
+            is_last_of_tables = part.is_last and self._tables is not None
+            self._on_host(item, values, confirms=is_last_of_tables and self._may_repeat)
+
+    @property
+    def _may_repeat(self) -> bool:
+        """Whether a step is begun again if the trainers change meanwhile."""
+        return self.client.me.is_sync and not self.client.me.fixed
 
     def _on_host(self, ops: Sequence[Operator], values: dict[str, Any], *, confirms: bool) -> None:
         finish_moves(start_moves(moves_of(ops), values))
