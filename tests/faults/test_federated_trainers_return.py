@@ -65,7 +65,7 @@ def test_trainers_have_states_of_their_own() -> None:
     assert not {name for name in same if name.startswith(("[1][0].mu", "[2]"))}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_between_steps_changes_nothing(trainer: int, step: int) -> None:
@@ -78,7 +78,7 @@ def test_a_trainer_killed_between_steps_changes_nothing(trainer: int, step: int)
     check(job)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", range(3, 40, 2))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_at_any_message_changes_nothing(trainer: int, number: int) -> None:

@@ -75,7 +75,7 @@ def test_a_trainer_that_leaves_takes_no_sample_along(mode: str, trainer: int) ->
     assert job.numbers[1 - trainer][-1] == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", by_default(MODES, "geo"))
 def test_processes_that_join_share_the_samples(mode: str) -> None:
     job = changing(mode, joins_at_s=(0.3, 0.35))
     job.run()
@@ -85,7 +85,7 @@ def test_processes_that_join_share_the_samples(mode: str) -> None:
     assert any(job.took[n] for n in (2, 3))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", by_default(MODES, "async", "geo"))
 @pytest.mark.parametrize("trainer", by_default([0, 1], 1))
 def test_a_job_goes_on_without_a_lost_trainer(mode: str, trainer: int) -> None:
     job = changing(mode, on_lost="continue")

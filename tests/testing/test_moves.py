@@ -38,6 +38,7 @@ def counts(run: Run) -> list[list[int]]:
 MODES = [Mode(moves=True), Mode(has_table=True, moves=True), Mode(changes=True, moves=True)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_job_that_moves_twice_is_as_one_with_fixed_servers(mode: Mode) -> None:
     run, found = check(schedule(mode, *TO_3_TO_1))
@@ -63,6 +64,7 @@ def test_servers_to_which_a_job_does_not_move_are_ended() -> None:
     assert [(number, end.is_told) for number, end in run.former] == [(2, True)]
 
 
+@pytest.mark.grid
 def test_a_kill_in_the_middle_of_a_move_alone_may_end_the_job() -> None:
     """A server, or a trainer of a job that goes on without lost ones, at all times of a move."""
     in_move, survived = 0, 0
@@ -80,6 +82,7 @@ def test_a_kill_in_the_middle_of_a_move_alone_may_end_the_job() -> None:
     assert survived
 
 
+@pytest.mark.grid
 def test_many_drawn_jobs_that_are_to_move_do() -> None:
     drawn = [draw_schedule(seed, Mode(moves=True)) for seed in range(12)]
     asked = [s for s in drawn if any(isinstance(fault, Move) for fault in s.faults.values())]
