@@ -157,6 +157,28 @@ def test_a_save_that_a_change_interrupts_is_made_by_those_that_stay(tmp_path: Pa
     assert open_checkpoint(path).step == 3
 
 
+def test_what_was_leased_before_a_change_is_void_after_a_restore(tmp_path: Path) -> None:
+    job = changing("async")
+    path = tmp_path / "saved"
+    restored = []
+
+    def after(trainer: int, number: int, step: Any, state: Any) -> Any:
+        if number == 2:
+            step.save(path, state)
+        if trainer == 1 and number == 4:
+            step.leave()
+        if trainer == 0 and step.client.me.trainers == 1 and not restored:
+            restored.append(number)
+            state = step.restore(path)
+        return state
+
+    job.after_step = after
+    job.run()
+    check_ends(job)
+    assert restored
+    check_once(job, "async")
+
+
 def test_the_last_trainer_does_not_leave() -> None:
     job = changing("async", trainers=1)
     job.run({(0, 2): partial(leave, job, 0)})

@@ -179,6 +179,7 @@ def test_a_job_whose_trainers_are_fixed_refuses_and_goes_on(tmp_path: Path) -> N
         job.reaches("step 4.")
         status, text = scale("--trainers=4")
         assert status == 2
-        assert f"error: job '{JOB}': no trainer can join: they can in communication 'sync'" in text
+        what = "no trainer can join: in communication 'async' they can with batch='local'"
+        assert f"error: job '{JOB}': {what}" in text
         end_soon(job, until)
         assert job.ends(240.0) == 0

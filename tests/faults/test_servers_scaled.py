@@ -94,8 +94,8 @@ def test_a_job_that_may_not_change_its_servers_refuses_and_goes_on(tmp_path: Pat
         job.reaches("step 4.")
         status, text = scale("--servers=3")
         assert status == 2
-        what = "no server can be added or removed: the trainers are fixed: they can in"
-        assert f"error: job '{JOB}': {what} communication 'sync', not 'async'" in text
+        what = "no server can be added or removed: its trainers do not wait for each other"
+        assert f"error: job '{JOB}': {what}" in text
         end_soon(job, until)
         assert job.ends(240.0) == 0
         assert "server 2" not in job.text()

@@ -306,7 +306,8 @@ class Client(RequestSender):
             try:
                 self._save_last()
             except (JaxfleetError, MembershipChangedError) as error:
-                alert(f"{self.me.name} ends without a last checkpoint of all servers: {error}")
+                if not self.me.is_sync:
+                    alert(f"{self.me.name} ends without a last checkpoint of all servers: {error}")
             self._check_s = _CHECK_BYE_S
             with suppress(JaxfleetError, MembershipChangedError):
                 ByeSender(self, self._heartbeat, self._clock, self.wait, self._go_on).send()
@@ -387,9 +388,15 @@ class Client(RequestSender):
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
             if message.body.get("error") == CHANGED:
-                self.following = Membership.of(message.body) or self.following
+                told = Membership.of(message.body)
+                if told is not None and told.epoch > self._following_epoch:
+                    self.following = told
                 raise MembershipChangedError(self.following)
             raise refusal_error(self.me, server, message)
+
+    @property
+    def _following_epoch(self) -> int:
+        return self.following.epoch if self.following is not None else -1
 
     def _check_pending(self, now: float) -> None:
         """Checks overdue requests and pushes: a connection may have lost them or their replies."""

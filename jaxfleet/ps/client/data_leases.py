@@ -87,7 +87,7 @@ class DataLeases:
         """
         if client is self.client:
             return
-        self.client, self._generation = client, client.leases.generation
+        self.client = client
         if self._asked is not None and not self._asked.is_done:
             self._asked = None
 

@@ -211,7 +211,7 @@ class RetainedValues:
         last = facts.get("shrunk", {})
         shrunk = {name: (token, count) for name, (token, count) in last.items()}
         own = {int(trainer): OwnState(step) for trainer, step in facts.get("own_steps", {}).items()}
-        for key, array in _under(_OWN, arrays).items():
+        for key, array in _under(_OWN, arrays).items() if own else ():  # older ones have none
             trainer, step, name = key.split("/", 2)
             own[int(trainer)].versions.setdefault(name, {})[int(step)] = array
         extras, text, base = _under(_EXTRA, arrays), arrays.get(_TEXT), facts.get("base", 0)

@@ -175,9 +175,12 @@ class DataLedger:
             span for positions in (*self.leased.values(), *steps) for span in positions.spans
         )
 
-    def adopt(self, trainer: int, positions: PositionSet) -> None:
-        """Records leases that a trainer has from an earlier life of this server."""
-        if held := positions - self.done:
+    def adopt(self, trainer: int, positions: PositionSet, *, alone: bool = False) -> None:
+        """Records leases that a trainer has from an earlier life of this server.
+
+        If `alone`, without those that another trainer has.
+        """
+        if held := positions - self.done - (self._outstanding() if alone else NOTHING):
             self._take(held)
             self.leased[trainer] = self.leased.get(trainer, NOTHING) | held
 

@@ -95,7 +95,7 @@ class LeaseHandler:
                 raise RequestError("bad_message", "'holds' has intervals with the step of a push")
             positions, pushed = read_spans([each[:2]]), each[2]
             if not isinstance(pushed, int) or pushed < 0 or (pushed > step and not unsent):
-                ledger.adopt(trainer, positions)
+                ledger.adopt(trainer, positions, alone=unsent)
 
     def regroup(self, hellos: Mapping[int, Message]) -> None:
         """Takes other trainers, each with the leases that its hello declares, and no others.
@@ -112,8 +112,12 @@ class LeaseHandler:
         for trainer in ledger.holders():
             ledger.release(trainer)
         for trainer, message in hellos.items():
-            if isinstance(declared := message.body.get("data"), dict):
+            if not isinstance(declared := message.body.get("data"), dict):
+                continue
+            try:
                 self._adopt(trainer, declared, unsent=True)
+            except RequestError as error:
+                alert(f"{self.outbox.name}: the leases of trainer {trainer} are void: {error.what}")
 
     def left(self, trainer: int) -> None:
         self._undeclared.discard(trainer)

@@ -8,6 +8,7 @@ values and the progress that it has (docs/parameter-servers.md, "Trainers that j
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from jaxfleet.observability.notices import alert
@@ -80,14 +81,8 @@ class MembershipChanges:
     def _begin_with(self, peer: Peer, message: Message, given: Membership, now: float) -> None:
         """Takes the membership of the first trainer, also after a restart, unless it is refused."""
         before, count = self.current, self.trainers.options.trainers
-        if (
-            self.router.is_restored
-            and not self.router.waits
-            and given.epoch > self.sessions.me.epoch
-        ):
-            what = f"{self.outbox.name} was started again, and its checkpoint is of other trainers"
-            hint = "start the job again from its last checkpoint"
-            raise RequestError("peer_lost", what, hint=hint)
+        if self.router.is_restored and not self.router.waits:
+            self._check_restored(message, given)
         self.current = given
         if given.sessions and self.trainers.restored is None:
             self.trainers.expect(len(given.sessions))  # of a server that was just added
@@ -98,6 +93,17 @@ class MembershipChanges:
             if count is not None:
                 self.trainers.expect(count)
             raise
+
+    def _check_restored(self, message: Message, given: Membership) -> None:
+        """Rejects other trainers than those whose steps a recovery checkpoint has."""
+        known = self.sessions.me.epoch
+        if given.epoch > known:
+            what = f"{self.outbox.name} was started again, and its checkpoint is of other trainers"
+            hint = "start the job again from its last checkpoint"
+            raise RequestError("peer_lost", what, hint=hint)
+        if given.epoch < known:
+            what = f"{message.sender} is of trainers that the job had before"
+            raise RequestError("refused", what)
 
     def _greet(self, peer: Peer, message: Message, now: float) -> None:
         self.sessions.hello(peer, message, now)
@@ -147,10 +153,15 @@ class MembershipChanges:
         """Notes the end of a trainer's script, which does not take its place in the next epoch."""
         if self.router.waits or self.following is None or self.sessions.server != 0:
             return
-        session = self.trainers.by_id[request.trainer].session
-        stay = [other for other in self.following.sessions if other != session]
+        self._go_on_without({str(self.trainers.by_id[request.trainer].session)}, request.since)
+
+    def _go_on_without(self, gone: AbstractSet[str], now: float) -> None:
+        """Takes trainers that have ended, or leave, out of the next membership."""
+        if self.following is None:
+            return
+        stay = [each for each in self.following.sessions if each not in gone | self._leaving]
         if stay and len(stay) < len(self.following.sessions):
-            self._announce(stay, request.since)
+            self._announce(stay, now)
 
     def join(self, peer: Peer, message: Message, now: float) -> None:
         """Answers a process that is no trainer of the job and may join it.
@@ -305,20 +316,29 @@ class MembershipChanges:
         self._announce(stay, now)
 
     def _is_over(self, now: float) -> bool:
-        """Whether a trainer has left at its end, so all steps are over: the lost ones have, too."""
+        """Whether a trainer has left at its end; those that are lost, or leave, count as such then.
+
+        Where trainers wait for each other, all steps are over.
+        """
         if self.moves.is_under_way:
             return True
         if not self._has_ended():
             return False
-        if not self.trainers.options.goes_on:
-            return not self.router.waits
+        goes_on = self.trainers.options.goes_on
+        gone = set()
         for number, each in self.trainers.by_id.items():
-            if self.trainers.is_lost(number, now):
-                each.left = True
-                if not self.router.waits:
-                    self.router.leave(number)
+            leaves = not self.router.waits and str(each.session) in self._leaving
+            if each.left or not (leaves or (goes_on and self.trainers.is_lost(number, now))):
+                continue
+            each.left = True
+            gone.add(str(each.session))
+            if not self.router.waits:
+                self.router.leave(number)
+            if not leaves:
                 alert(f"{self.outbox.name}: trainer {number} was lost at the end: {each.doing}")
-        return True
+        if gone and not self.router.waits and self.sessions.server == 0:
+            self._go_on_without(gone, now)
+        return goes_on or not self.router.waits
 
     def _named(self, session: str, now: float) -> str:
         for number, known in self.trainers.by_id.items():
