@@ -136,15 +136,18 @@ class Unsent:
         merge: int = RELAXED["async"]["merge"]
         return LEASED * (merge * (1 + of_rows) * self.deaths + self.steps)
 
-    def changes(self) -> int:
+    def changes(self, *, of_rows: bool = False) -> int:
         """Returns how many samples' changes may be missing, or be there twice, in `geo`.
 
         An exchange sends 1/T of a trainer's change, so at most those of T exchanges are left of it;
-        and those that trainers have left at the end never arrive.
+        and those that trainers have left at the end never arrive. The rest of a row's change is
+        sent when the trainer trains that row again, so T - 1 samples of each row may be left.
         """
-        left: int = self.trainers * RELAXED["geo"]["k_steps"]
+        left: int = LEASED * self.trainers * RELAXED["geo"]["k_steps"]
+        if of_rows:
+            left = SAMPLES * (self.trainers - 1)
         last = self.trainers * (1 + self.whole_starts)
-        return LEASED * (left * (self.deaths + last) + self.steps)
+        return left * (self.deaths + last) + LEASED * self.steps
 
 
 class Chaos:
@@ -336,8 +339,11 @@ def account(chaos: Chaos, arguments: argparse.Namespace) -> list[Bar]:
         ]
     else:
         bars += [
-            Bar(f"samples that {name} lack, or have too many of", missing, chaos.unsent.changes())
-            for name, found in (("parameters", counts), ("rows", rows[:, 0]))
+            Bar(f"samples that {name} lack, or have too many of", missing, most)
+            for name, found, most in (
+                ("parameters", counts, chaos.unsent.changes()),
+                ("rows", rows[:, 0], chaos.unsent.changes(of_rows=True)),
+            )
             for missing in (abs(float(epochs * SAMPLES - found.sum(dtype=np.float64))),)
         ]
     ages = chaos.ages()
