@@ -160,7 +160,7 @@ def test_a_save_that_a_change_interrupts_is_made_by_those_that_stay(tmp_path: Pa
 def test_what_was_leased_before_a_change_is_void_after_a_restore(tmp_path: Path) -> None:
     job = changing("async")
     path = tmp_path / "saved"
-    restored = []
+    restored: list[int] = []
 
     def after(trainer: int, number: int, step: Any, state: Any) -> Any:
         if number == 2:
