@@ -373,3 +373,40 @@ class StoppingListener:
 
     def close(self) -> None:
         self.listener.close()
+
+
+def kill_before(job: MemoryJob, trainer: int, number: int) -> None:
+    """Kills a trainer before its nth message to any server."""
+    sent = 0
+
+    def look(sender: int, _server: int, _message: Message) -> None:
+        nonlocal sent
+        if sender == trainer:
+            sent += 1
+            if sent == number:
+                kill()
+
+    job.on_send = look
+
+
+def kill_again(job: MemoryJob, trainer: int, lives: Sequence[int], away_s: float) -> None:
+    """Kills each process of a trainer before so many messages, and one more goes on each time."""
+    sent = 0
+
+    def look(sender: int, _server: int, _message: Message) -> None:
+        nonlocal sent
+        if sender == trainer:
+            sent += 1
+            if (life := job.lives[trainer]) <= len(lives) and sent == lives[life - 1]:
+                sent = 0
+                kill(away_s)
+
+    job.on_send = look
+
+
+def forget_killed(job: MemoryJob) -> int:
+    """Forgets the processes that were killed; returns their number."""
+    killed = [name for name, end in job.ends.items() if isinstance(end.error, KilledError)]
+    for name in killed:
+        del job.ends[name]
+    return len(killed)

@@ -17,7 +17,7 @@ from jaxfleet.errors import PeerLostError
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import Jobs, check_same
-from tests.faults.memory_jobs import kill
+from tests.faults.memory_jobs import kill, kill_again
 from tests.faults.memory_training import TrainingJob
 from tests.faults.test_launched import launched, numbers
 from tests.faults.test_trainers_return import (
@@ -121,17 +121,8 @@ def test_a_trainer_killed_in_operations_between_exchanges_does_them_again(
 
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_again_and_again_changes_nothing(trainer: int) -> None:
-    job, sent, lives = waiting(), 0, (14, 3, 6, 9, 4, 8)
-
-    def look(number: int, _server: int, _message: Message) -> None:
-        nonlocal sent
-        if number == trainer:
-            sent += 1
-            if (life := job.lives[trainer]) <= len(lives) and sent == lives[life - 1]:
-                sent = 0
-                kill(AWAY_S)
-
-    job.on_send = look
+    job, lives = waiting(), (14, 3, 6, 9, 4, 8)
+    kill_again(job, trainer, lives, AWAY_S)
     job.run()
     assert job.lives[trainer] == len(lives) + 1
     check(job)

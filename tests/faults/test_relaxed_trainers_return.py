@@ -16,7 +16,7 @@ from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
-from tests.faults.memory_jobs import kill
+from tests.faults.memory_jobs import kill, kill_again
 from tests.faults.memory_leases import ROWS, SAMPLES, LeasingJob
 from tests.faults.memory_training import TrainingJob
 from tests.faults.test_asynchronous_modes import lowest
@@ -92,17 +92,8 @@ def test_what_only_one_server_has_of_a_step_counts_once(mode: str, which: Kind) 
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("mode", ["merged", "geo"])
 def test_a_trainer_killed_again_and_again_counts_once(mode: str, trainer: int) -> None:
-    job, sent, lives = job_of(mode), 0, (19, 3, 6, 9, 4, 20)
-
-    def look(number: int, _server: int, _message: Message) -> None:
-        nonlocal sent
-        if number == trainer:
-            sent += 1
-            if (life := job.lives[trainer]) <= len(lives) and sent == lives[life - 1]:
-                sent = 0
-                kill(AWAY_S)
-
-    job.on_send = look
+    job, lives = job_of(mode), (19, 3, 6, 9, 4, 20)
+    kill_again(job, trainer, lives, AWAY_S)
     job.run()
     assert job.lives[trainer] == len(lives) + 1
     if mode == "geo":  # each death loses as much again

@@ -16,13 +16,11 @@ from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.changing_jobs import ChangingJob, changes, leave_all_but_one_of_four
-from tests.faults.memory_jobs import kill
+from tests.faults.memory_jobs import forget_killed, kill, kill_before
 from tests.faults.test_trainers_change import (
     STEPS,
     TOLERANCE,
     changing,
-    forget_killed,
-    kill_before,
     leave,
 )
 from tests.tiers import by_default

@@ -17,7 +17,7 @@ from tests.faults import training
 from tests.faults.changing_jobs import ChangingJob, changes, leave_all_but_one_of_four
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
-from tests.faults.memory_jobs import KilledError, kill
+from tests.faults.memory_jobs import forget_killed, kill, kill_before
 from tests.faults.memory_training import captured
 from tests.tiers import by_default
 
@@ -78,28 +78,6 @@ def test_a_job_goes_on_without_a_lost_trainer(
 
 def leave(job: ChangingJob, process: int) -> None:
     job.steps[process].leave()
-
-
-def kill_before(job: ChangingJob, process: int, number: int) -> None:
-    """Kills a process before its nth message to any server."""
-    sent = 0
-
-    def look(trainer: int, _server: int, _message: Message) -> None:
-        nonlocal sent
-        if trainer == process:
-            sent += 1
-            if sent == number:
-                kill()
-
-    job.on_send = look
-
-
-def forget_killed(job: ChangingJob) -> int:
-    """Forgets the processes that were killed; returns their number."""
-    killed = [name for name, end in job.ends.items() if isinstance(end.error, KilledError)]
-    for name in killed:
-        del job.ends[name]
-    return len(killed)
 
 
 @pytest.mark.few(3)

@@ -16,7 +16,7 @@ from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.cluster import LOST_S, check_same
 from tests.faults.conftest import Undisturbed
-from tests.faults.memory_jobs import End, KilledError, kill
+from tests.faults.memory_jobs import End, KilledError, kill, kill_again
 from tests.faults.memory_training import TrainingJob
 from tests.tiers import by_default, grid
 
@@ -234,17 +234,8 @@ def test_a_trainer_killed_again_and_again_changes_nothing(
 ) -> None:
     # At the first message, while it returns, in the step that it computes again, and much later.
     # Back within 0.1 s, it is not lost yet.
-    job, sent, lives = waiting("norm"), 0, (19, 3, 6, 9, 4, 20)
-
-    def look(number: int, _server: int, _message: Message) -> None:
-        nonlocal sent
-        if number == trainer:
-            sent += 1
-            if (life := job.lives[trainer]) <= len(lives) and sent == lives[life - 1]:
-                sent = 0
-                kill(away_s)
-
-    job.on_send = look
+    job, lives = waiting("norm"), (19, 3, 6, 9, 4, 20)
+    kill_again(job, trainer, lives, away_s)
     job.run()
     assert job.lives[trainer] == len(lives) + 1
     check_same(job.results(), undisturbed("norm", STEPS))
