@@ -388,15 +388,11 @@ class Client(RequestSender):
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
             if message.body.get("error") == CHANGED:
-                told = Membership.of(message.body)
-                if told is not None and told.epoch > self._following_epoch:
+                told, before = Membership.of(message.body), self.following
+                if told is not None and (before is None or told.epoch > before.epoch):
                     self.following = told
                 raise MembershipChangedError(self.following)
             raise refusal_error(self.me, server, message)
-
-    @property
-    def _following_epoch(self) -> int:
-        return self.following.epoch if self.following is not None else -1
 
     def _check_pending(self, now: float) -> None:
         """Checks overdue requests and pushes: a connection may have lost them or their replies."""

@@ -32,11 +32,6 @@ class StateKeeper(Protocol):
         ...
 
 
-_CARRIED = (  # to another place in the job
-    "_old", "_values", "_newest", "_clock", "staleness", "trained",
-)  # fmt: skip
-
-
 @dataclass
 class PeriodicExchange:
     """The steps of a trainer that updates parameters itself (GEO-SGD, FL), and its exchanges.
@@ -90,10 +85,12 @@ class PeriodicExchange:
 
     def take_over(self, other: "PeriodicExchange") -> None:
         """Goes on where the exchanges of another place in the job were flushed."""
-        before = vars(other)
-        if not before["_values"]:
+        values = other._values  # noqa: SLF001  # of its own class
+        if not values:
             return  # its first step was still to come
-        vars(self).update((name, before[name]) for name in _CARRIED)
+        self._values, self._old = values, other._old  # noqa: SLF001
+        self._newest, self._clock = other._newest, other._clock  # noqa: SLF001
+        self.staleness, self.trained = other.staleness, other.trained
         self.refresh()
 
     def begin(self) -> dict[str, Any]:

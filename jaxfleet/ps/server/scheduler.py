@@ -118,6 +118,15 @@ class Scheduler(Protocol):
         """Returns the last step applied for a trainer."""
         ...
 
+    def restart(self, step: int) -> None:
+        """Sets the applied step; discards inputs of earlier steps."""
+
+    def rewind(self, step: int) -> None:
+        """Sets the applied step of another state; discards all inputs, which are not of it."""
+
+    def resume(self, progress: Progress) -> None:
+        """Resumes from a checkpoint."""
+
     # Other trainers.
 
     @property
@@ -132,17 +141,6 @@ class Scheduler(Protocol):
     def renumber(self, former: Mapping[int, int | None]) -> None:
         """Takes other trainers, by their former numbers, if trainers do not wait."""
         del former
-
-    # The applied step.
-
-    def restart(self, step: int) -> None:
-        """Sets the applied step; discards inputs of earlier steps."""
-
-    def rewind(self, step: int) -> None:
-        """Sets the applied step of another state; discards all inputs, which are not of it."""
-
-    def resume(self, progress: Progress) -> None:
-        """Resumes from a checkpoint."""
 
     # Arrival of gradients.
 
