@@ -315,30 +315,33 @@ class MembershipChanges:
             alert(f"{self.outbox.name}: {self._named(session, now)}; the job goes on without it")
         self._announce(stay, now)
 
-    def _is_over(self, now: float) -> bool:
-        """Whether a trainer has left at its end; those that are lost, or leave, count as such then.
-
-        Where trainers wait for each other, all steps are over.
-        """
+    def _is_over(self) -> bool:
+        """Whether the members change no more: a trainer has left at its end, or the job moves."""
         if self.moves.is_under_way:
             return True
-        if not self._has_ended():
-            return False
-        goes_on = self.trainers.options.goes_on
+        return self._has_ended() and (self.trainers.options.goes_on or not self.router.waits)
+
+    def _note_ends(self, now: float) -> None:
+        """Counts trainers as ended, too, that are lost, or leave, once another has ended.
+
+        Where trainers wait for each other, all steps are over then.
+        """
+        if self.moves.is_under_way or not self._has_ended():
+            return
+        waits, goes_on = self.router.waits, self.trainers.options.goes_on
         gone = set()
         for number, each in self.trainers.by_id.items():
-            leaves = not self.router.waits and str(each.session) in self._leaving
+            leaves = not waits and str(each.session) in self._leaving
             if each.left or not (leaves or (goes_on and self.trainers.is_lost(number, now))):
                 continue
             each.left = True
             gone.add(str(each.session))
-            if not self.router.waits:
+            if not waits:
                 self.router.leave(number)
             if not leaves:
                 alert(f"{self.outbox.name}: trainer {number} was lost at the end: {each.doing}")
-        if gone and not self.router.waits and self.sessions.server == 0:
+        if gone and not waits and self.sessions.server == 0:
             self._go_on_without(gone, now)
-        return goes_on or not self.router.waits
 
     def _named(self, session: str, now: float) -> str:
         for number, known in self.trainers.by_id.items():
@@ -399,7 +402,8 @@ class MembershipChanges:
         """Decides about lost trainers, and ends a change that cannot be completed."""
         patience = self.trainers.options.lost_after_s
         self._candidates.forget_silent(now - 3 * patience)
-        if not self._is_over(now) and self.sessions.server == 0 and not self._fixed:
+        self._note_ends(now)
+        if not self._is_over() and self.sessions.server == 0 and not self._fixed:
             self._decide(now)
         if self.following is not None:
             self._look_at_closing(now)
