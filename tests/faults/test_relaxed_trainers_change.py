@@ -15,8 +15,7 @@ from jaxfleet.checkpoint import open_checkpoint
 from jaxfleet.env import PserverRole
 from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.runtime.pserver_entry import job_step
-from jaxfleet.transport.messages import Message
-from tests.faults.memory_jobs import KilledError, kill
+from tests.faults.memory_jobs import forget_killed, kill, kill_before
 from tests.faults.memory_leases import SAMPLES, LeasingJob, captured
 from tests.tiers import by_default
 
@@ -55,13 +54,6 @@ def check_once(job: LeasingJob, mode: str) -> None:
 def check_ends(job: LeasingJob) -> None:
     for name, end in job.ends.items():
         assert end.error is None, f"{name} ended with {end.error!r}"
-
-
-def forget_killed(job: LeasingJob) -> int:
-    killed = [name for name, end in job.ends.items() if isinstance(end.error, KilledError)]
-    for name in killed:
-        del job.ends[name]
-    return len(killed)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -105,15 +97,7 @@ def test_a_trainer_lost_at_any_message_costs_no_sample(
     mode: str, trainer: int, number: int
 ) -> None:
     job = changing(mode, on_lost="continue")
-    sent = 0
-
-    def look(process: int, _server: int, _message: Message) -> None:
-        nonlocal sent
-        sent += process == trainer
-        if process == trainer and sent == number:
-            kill()
-
-    job.on_send = look
+    kill_before(job, trainer, number)
     job.run()
     if not forget_killed(job):
         check_once(job, mode)
