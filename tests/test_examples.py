@@ -127,7 +127,7 @@ SHORT = {
     ),
 }
 
-DEFAULT = ("ctr", "fluid/fit_a_line")  # README.md runs digits.py
+DEFAULT = ("fluid/fit_a_line",)  # README.md runs digits.py
 
 
 @pytest.mark.parametrize("name", by_default(SHORT, *DEFAULT))

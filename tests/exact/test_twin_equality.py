@@ -16,7 +16,6 @@ from tests.exact.common import (
     on_one_server,
     run,
 )
-from tests.tiers import grid
 from tests.zoo import ZOO, having
 
 CORE = tuple(entry.name for entry in having("core"))
@@ -39,9 +38,9 @@ QUICK_OTHERS = ("lamb", "clipping_outside", "freeze", "gan", "embedding", "loss_
 MORE = tuple(name for name in ZOO if name not in {*CORE, *OTHERS})  # only in the grid
 # Compiled as users' programs: slices, vectors and whole arrays that round alike.
 OPTIMIZED = (
-    grid("mlp", Cut(3, 16, "round_robin", 2)),
+    ("mlp", Cut(3, 16, "round_robin", 2)),
     ("lion", Cut(2, 1, "hash_name", 4)),
-    grid("aux_metrics", Cut(7, 64, "balanced", 2)),
+    ("aux_metrics", Cut(7, 64, "balanced", 2)),
 )
 
 
@@ -82,6 +81,7 @@ def test_the_result_is_that_of_one_device_however_the_step_is_cut(name: str, cut
     check(name, cut, run(name, cut))
 
 
+@pytest.mark.grid
 @pytest.mark.optimized
 @pytest.mark.parametrize(("name", "cut"), OPTIMIZED, ids=str)
 def test_the_result_is_that_of_one_device_with_all_of_xlas_optimizations(

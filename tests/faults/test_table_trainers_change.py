@@ -153,6 +153,7 @@ def test_a_process_lost_while_others_join_changes_no_row(process: int, number: i
     check_close(job, trainers=len(job.survivors()))
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
 def test_a_process_that_joins_looks_up_rows_of_the_step_before() -> None:
     """Its first look-up is outside of a step, which servers may have begun when it joined."""

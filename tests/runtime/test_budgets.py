@@ -49,8 +49,6 @@ MODELS: dict[str, Layer] = {
     "convolution": _convolved,
 }
 
-QUICK = ("gelu",)
-
 
 def model(name: str, *, clips: bool) -> Case:
     """Returns a stack of equal layers, optionally with a global norm before its updates."""
@@ -83,11 +81,9 @@ def model(name: str, *, clips: bool) -> Case:
     return case(name, build)
 
 
+@pytest.mark.grid
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.grid) for name in MODELS],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_budget_is_met_or_refused_with_the_least_that_is_met(name: str) -> None:
     found = outcome(model(name, clips=list(MODELS).index(name) % 2 == 1), 0.6)
     assert found.after < found.before

@@ -93,7 +93,8 @@ def trained(step: Any, state: Any, batches: list[Any]) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(False, marks=pytest.mark.grid), True])
+@pytest.mark.grid
+@pytest.mark.parametrize("dropout", [False, True])
 def test_a_fitted_step_computes_what_the_step_computes(dropout: bool) -> None:
     built = blocks(optax.adam(1e-2), dropout=dropout)
     batches = [batch_of(ROWS), batch_of(ROWS), batch_of(ROWS // 2)]
