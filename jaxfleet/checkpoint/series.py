@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.checkpoint.files import DAMAGED, MANIFEST, TEMPORARY, entries, remove, unique
+from jaxfleet.checkpoint.files import DAMAGED, MANIFEST, TEMPORARY, entries, remove, sync, unique
 from jaxfleet.checkpoint.reading import Checkpoint, open_checkpoint
 from jaxfleet.errors import CheckpointError
 
@@ -107,10 +107,15 @@ class CheckpointSeries:
                 self._remove(step)
 
     def remove_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps, when the run resumes from this one."""
-        for later in self._folders():
-            if later > step:
-                self._remove(later)
+        """Removes the checkpoints of later steps, when the run resumes from this one.
+
+        They do not come back if the machine loses power.
+        """
+        void = [later for later in self._folders() if later > step]
+        for later in void:
+            self._remove(later)
+        if void:
+            sync(self.root)
 
     def _remove(self, step: int) -> None:
         """Removes a checkpoint atomically: a reader never sees half of it."""
