@@ -46,7 +46,7 @@ class ServerScaling:
 
     def begin(self) -> None:
         """Begins anew, with a start of the whole job."""
-        self._is_moving = False
+        self._is_moving = self._is_asked = False
         self._leaving: set[int] = set()  # servers that are to end when the job has moved
         self._unused: set[int] = set()  # servers to which it has not moved yet
 
@@ -73,6 +73,7 @@ class ServerScaling:
             until = time.monotonic() + _START_S
             for number in range(len(before), servers):
                 self._wait_for(number, endpoints[number], until)
+            self._requests.carry_out(lambda: self._need(start))
             self._ask_to_move(endpoints, within_s=_DECISION_S)
             self._requests.carry_out(lambda: self._begin(len(before), servers, start))
         except BaseException:
@@ -145,6 +146,11 @@ class ServerScaling:
         self._unused = {*range(before, before + len(ports.endpoints))}  # also if one cannot start
         self._members.add_servers(ports)
 
+    def _need(self, start: int) -> None:
+        """Has dead servers that were added started again: the job may move to them from now on."""
+        self._check_start(start)
+        self._is_asked = True
+
     def _check_start(self, start: int) -> None:
         """Rejects what was asked of a start of the job that is over."""
         if self._members.start_number != start:
@@ -154,12 +160,13 @@ class ServerScaling:
     def _drop(self, before: int, start: int) -> None:
         """Ends servers that were added, since the job does not move to them."""
         self._check_start(start)
+        self._is_asked = False
         self.end_unused("the job does not move to it")
         self._members.drop_places(before)
 
     def failed_to_start(self, number: int) -> bool:
         """Whether a dead server was just added, and the job goes on as before; it is forgotten."""
-        if self._is_moving or number not in self._unused:
+        if self._is_moving or self._is_asked or number not in self._unused:
             return False
         process = self._members.forget_server(number)
         self._console.complain(f"{process.name} {process.ending}; the job goes on without it")
@@ -167,7 +174,7 @@ class ServerScaling:
 
     def _begin(self, before: int, servers: int, start: int) -> None:
         self._check_start(start)
-        self._is_moving = True
+        self._is_moving, self._is_asked = True, False
         self._leaving, self._unused = {*range(servers, before)}, {*range(before, servers)}
         self._members.planned_servers = servers  # if the whole job starts again
         self._console.say(
