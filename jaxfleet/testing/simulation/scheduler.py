@@ -91,7 +91,8 @@ class Scheduler:
     def start(self, process: Process, name: str, body: Callable[[], object]) -> Task:
         """Starts a task."""
         task = Task(name, process)
-        task.thread = greenlet(lambda: self._run_task(task, body))
+        # Its end returns to the scheduler, whichever task has started it.
+        task.thread = greenlet(lambda: self._run_task(task, body), self._hub)
         self._live[task] = None
         self._ready.append(task)
         return task
