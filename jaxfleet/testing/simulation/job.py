@@ -9,17 +9,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from jaxfleet.env import MOVING
-from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.heartbeat import Heartbeat
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
-from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.runtime.pserver_job import JobPrograms, membership, timeouts_of
 from jaxfleet.runtime.trainer_membership import Departure
 from jaxfleet.testing.simulation import workload
 from jaxfleet.testing.simulation.disk import Disk
@@ -38,13 +32,12 @@ from jaxfleet.testing.simulation.faults import (
 from jaxfleet.testing.simulation.launch import Launch, LaunchedServers
 from jaxfleet.testing.simulation.moves import MoveWatch
 from jaxfleet.testing.simulation.network import SimulatedNetwork
-from jaxfleet.testing.simulation.place import Place
 from jaxfleet.testing.simulation.run import Run, ServerEnd
 from jaxfleet.testing.simulation.schedule import RETURNS_S, Schedule
 from jaxfleet.testing.simulation.scheduler import KilledError, Process, Scheduler, StuckError
 from jaxfleet.testing.simulation.server_process import KILLED, ServerProcess
 from jaxfleet.testing.simulation.substitutes import substituted
-from jaxfleet.testing.simulation.watch import WatchedClient
+from jaxfleet.testing.simulation.trainer_process import TrainerProcess
 from jaxfleet.transport.messages import Message
 
 _LIMIT_S, _CPU_S = 400.0, 60.0
@@ -334,21 +327,20 @@ class Job:
         life, self._lives[trainer] = self._lives[trainer], self._lives[trainer] + 1
         self.result.errors.pop(trainer, None)
         self._training += 1
-        place = self._place(process, trainer)
+        one = TrainerProcess(
+            process,
+            trainer,
+            life,
+            self.schedule,
+            tuple(self.members.endpoints),
+            self.scheduler,
+            self.network.of(process),
+            self.result,
+        )
 
         def body() -> None:
-            pace_s = self.schedule.pace_s[trainer % workload.TRAINERS]
             try:
-                workload.train(
-                    self.mode,
-                    trainer,
-                    lambda job: self._connect(process, trainer, life, job, place.endpoints),
-                    record,
-                    pause=lambda _: self.scheduler.sleep(pace_s),
-                    folder=self.root / "shared",
-                    scaling=place if self.mode.changes or self.mode.moves else None,
-                    leaves_after=self._leaves.get(trainer),
-                )
+                one.train(record, self.root / "shared", self._leaves.get(trainer))
             except Departure:
                 self.note(f"{self.scheduler.now_s:.6f} {process.name} has left")
             except Exception as error:  # noqa: BLE001  # the invariants judge it
@@ -359,75 +351,3 @@ class Job:
                     self.launch.close()
 
         self.scheduler.start(process, process.name, body)
-
-    def _place(self, process: Process, trainer: int) -> Place:
-        def connect(
-            job: JobPrograms, members: Membership, session: str, endpoints: tuple[str, ...]
-        ) -> Client:
-            number = members.number_of(session)
-            assert number is not None
-            me = self._identity(job, number, len(members.sessions), endpoints)
-            return self._client(process, replace(me, membership=members, session=session))
-
-        network = self.network.of(process)
-        return Place(
-            self.mode,
-            joins=trainer >= workload.TRAINERS,
-            endpoints=tuple(self.members.endpoints),
-            connect_as=connect,
-            lines=network.connect,
-            clock=self.scheduler.clock,
-        )
-
-    def _connect(
-        self,
-        process: Process,
-        trainer: int,
-        life: int,
-        job: JobPrograms,
-        endpoints: tuple[str, ...],
-    ) -> Client:
-        me = self._identity(job, trainer, workload.TRAINERS, endpoints, life)
-        return self._client(process, me)
-
-    def _identity(
-        self,
-        job: JobPrograms,
-        trainer: int,
-        trainers: int,
-        endpoints: tuple[str, ...],
-        life: int = 0,
-    ) -> TrainerIdentity:
-        return membership(
-            job,
-            name=workload.NAME,
-            trainer=trainer,
-            trainers=trainers,
-            endpoints=endpoints,
-            life=life,
-        )
-
-    def _client(self, process: Process, me: TrainerIdentity) -> Client:
-        returns_s = RETURNS_S if self.schedule.keeps_checkpoints else 0.0
-        timeouts = timeouts_of(workload.strategy_of(self.mode), server_return_s=returns_s)
-        network, clock = self.network.of(process), self.scheduler.clock
-        beats = Heartbeat(
-            network,
-            me.endpoints,
-            sender=me.name,
-            session=me.session,
-            every_s=min(1.0, timeouts.lost_after_s / 5),
-            clock=clock,
-            thread=False,
-        )
-        self.scheduler.start(process, f"heartbeat {process.name}", beats.run)
-        client = WatchedClient(
-            network.connect(me.endpoints),
-            me,
-            timeouts=timeouts,
-            heartbeat=beats,
-            replay_bytes=workload.REPLAY_BYTES if returns_s else 0,
-            clock=clock,
-        )
-        client.watch(self.result.waits, self.result.sizes, self.scheduler)
-        return client
