@@ -7,13 +7,14 @@ new place. It is interrupted on all trainers or on none, so all begin the same o
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.errors import FeedError, PeerLostError, ProgramError, StrategyError
+from jaxfleet.errors import FeedError, JaxfleetError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.lower.host_transfer import to_device
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.client import Client
@@ -178,13 +179,16 @@ class ChangingTrainer(ABC):
         client.me = replace(client.me, fixed=fixed, goes_on=goes_on, leaves=leaves, is_sync=is_sync)
         return client
 
-    def _through_changes(self, operation: Callable[[], _Result]) -> _Result:
+    def _through_changes(
+        self, operation: Callable[[], _Result], *, trains: bool = False
+    ) -> _Result:
         """Runs an operation, again in a new place if the members of the job change meanwhile.
 
-        Begun again it has the same name: some servers may have done their part of it. Trainers that
-        do not wait for each other change places before it, each at a step of its own.
+        Begun again it has the same name: some servers may have done their part of it. A trainer
+        that has been told of other members changes places before it; where trainers wait for each
+        other, only before an operation that `trains`, since others may have ended.
         """
-        self._take_place()
+        self._take_place(trains=trains)
         names = self.client.names.copy()
         while True:
             try:
@@ -193,10 +197,10 @@ class ChangingTrainer(ABC):
                 self._change(change.membership)
             self.client.names = names.copy()
 
-    def _take_place(self) -> None:
+    def _take_place(self, *, trains: bool = False) -> None:
         """Takes a place among other members, between two steps, if servers have told of some."""
-        following = self.client.following
-        if not self._pace.is_sync and following is not None:
+        following = self.client.members.following
+        if following is not None and (trains or not self._pace.is_sync):
             self._change(following)
 
     def _current_client(self) -> Client:
@@ -227,10 +231,12 @@ class ChangingTrainer(ABC):
         if number != old.me.trainer:
             alert(f"{old.me.name} is trainer {number} from step {old.step + 1} on")
         self._drain(membership)
+        old.end_epoch(membership)
         count = len(membership.sessions)
         self._take_programs(self._scaling.programs(number, count), count)
         client = self._prepared(self._scaling.connect(self._job, membership, old.me.session))
-        client.leases = old.leases
+        client.leases, client.names = old.leases, old.names.copy()
+        client.me = replace(client.me, former=old.me.trainer, done=old.step)
         try:
             client.open()
             client.enter(old.step)
@@ -255,8 +261,12 @@ class ChangingTrainer(ABC):
 
     def _end(self, membership: Membership, old: Client) -> None:
         """Ends this trainer, which is not among the members of the job any more."""
+        is_dismissed = old.me.session in membership.dismissed
+        if is_dismissed:
+            with suppress(JaxfleetError, MembershipChangedError):
+                old.end_epoch(membership)
         self._lines.abandon()
-        if old.me.session in membership.dismissed:
+        if is_dismissed:
             alert(f"{old.me.name} leaves after step {old.step}: the job has fewer trainers")
             raise Departure(0)
         what = f"{old.me.name} was taken out of the job after step {old.step}: it had been silent"
@@ -313,10 +323,13 @@ class ChangingTrainer(ABC):
             what = f"the trainers go on after steps {', '.join(map(str, sorted(found)))}"
             raise PeerLostError(f"{what}, which differ", hint="start the job again")
         done = min(steps_here)
+        client.servers[0].replay.add_together(met.message, done)  # of any step, so far
         if _NEW in found and client.me.trainer == 0:
             pairs = self._served.held(self._state()).items()
             tensors = [Tensor(n, on_host(x)) for n, x in pairs if not isinstance(x, Handle)]
-            client.wait([client.request(0, Kind.KEEP, step=done, tensors=tensors)])
+            kept = client.request(0, Kind.KEEP, step=done, tensors=tensors)
+            client.servers[0].replay.add(kept.message, done + 1)  # until those have trained
+            client.wait([kept])
         if step != _NEW:
             return None
         client.enter(done)

@@ -163,7 +163,9 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         if self._leaving.is_made:
             self._leave()
         leaves = self._at_its_servers(leaves)
-        metrics = self._through_changes(lambda: self._computed(leaves, tree, data, rows))
+        metrics = self._through_changes(
+            lambda: self._computed(leaves, tree, data, rows), trains=True
+        )
         state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
         self._through_changes(self._save_own)
         if self._saver is not None:

@@ -121,6 +121,29 @@ def test_two_then_four_then_one_then_three_trainers_are_as_one_device(
         check_result(jobs, 3, done, kind)
 
 
+@pytest.mark.parametrize("kind", ["plain", "table"])
+def test_servers_killed_while_trainers_change_cost_no_result(kind: str, tmp_path: Path) -> None:
+    """One dies when it is asked, and both die when the first of the others have been told."""
+    until = tmp_path / "until"
+    words = [f"--lost-after={PATIENT_S}", "--step-timeout=120", "--on-lost=continue"]
+    words += ["--steps=100000", "--pause=0.2", f"--until={until}", f"--kind={kind}", "--look-up"]
+    with Jobs(tmp_path) as jobs:
+        job = launched(jobs, *words, launch=["--trainers=1:2", "--restarts=100"], servers=2)
+        job.reaches("step 4.")
+        for trainers, servers in ((4, (1,)), (1, (0,)), (3, (0, 1))):
+            ask(f"--trainers={trainers}")
+            for server in servers:
+                os.kill(numbers(job.text())[f"server {server}"][-1], signal.SIGKILL)
+            wait_until(partial(has, job, trainers), f"{trainers} trainers")
+        last = last_step(job.text())
+        wait_until(lambda: last_step(job.text()) > last + 10, "steps of three trainers")
+        done = end_soon(job, until)
+        assert job.ends(240.0) == 0
+        pids = numbers(job.text())
+        assert [len(pids[f"server {server}"]) for server in (0, 1)] == [3, 3]
+        check_result(jobs, 3, done, kind)
+
+
 def losses(text: str) -> dict[int, set[str]]:
     """Returns the printed losses of each step of the click model, by any trainer."""
     found: dict[int, set[str]] = {}

@@ -7,6 +7,7 @@ arrays to their sinks on arrival, and detects servers that fail, leave or restar
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
@@ -14,6 +15,7 @@ from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.bye_sender import ByeSender, MoveSender
 from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
+from jaxfleet.ps.client.membership_watch import MembershipWatch
 from jaxfleet.ps.client.operation_names import OperationNames
 from jaxfleet.ps.client.request_sender import Recovery, ReplayBudget, RequestSender
 from jaxfleet.ps.client.server_session import (
@@ -71,9 +73,8 @@ class Client(RequestSender):
         self._hello_at = 0.0  # when to repeat it
         self._check_s, self._is_closed = _CHECK_S, False
         self._looked = clock()
-        self._told_epoch = me.membership.epoch  # the newest that other servers were told
         self._moves_away = False  # of the servers, some may be what they were no more
-        self.following: Membership | None = None  # other members, among which to take a place
+        self.members = MembershipWatch(self)
         self._recovery = Recovery(self, self.wait)
 
     def next_step(self, rows: int) -> None:
@@ -142,6 +143,9 @@ class Client(RequestSender):
         for server, hello in enumerate(hellos):
             assert hello.answer is not None
             self.servers[server].welcome(hello.answer)
+        self.me = replace(self.me, has_begun=True)
+        if is_again and self._heartbeat is not None:
+            self._heartbeat.forget_progress()  # of its former place
         steps = [server.step for server in self.servers]
         self.former = self._find_former()
         if not is_again and self.former is None and len({max(step, 0) for step in steps}) > 1:
@@ -171,17 +175,30 @@ class Client(RequestSender):
         """Leaves the job between two steps; the others go on without this trainer.
 
         Raises:
+            MembershipChangedError: it is to take another place first.
             ProgramError: the job cannot go on without it.
         """
         self._save_last()
         self.doing("leaving")
-        asked = self.request(0, Kind.LEAVE)
-        self.wait([asked])
-        assert asked.answer is not None
-        if asked.answer.body.get("ends"):
+        answer = self.members.leave(self.wait)
+        if answer is not None and answer.body.get("ends"):
             self.close()
         else:
             self.abandon()
+
+    def end_epoch(self, membership: Membership) -> None:
+        """Waits until servers have in checkpoints what this trainer did, if they keep any.
+
+        Among other members it cannot send it again.
+
+        Raises:
+            MembershipChangedError: servers have told of newer members than these.
+            PeerLostError: a server is lost, or lacks what only a lost trainer had.
+        """
+        if self.me.is_sync:
+            self.members.end_epoch(membership, self.wait)
+        else:
+            self._save_last()
 
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
@@ -260,15 +277,6 @@ class Client(RequestSender):
             self._look_at_servers(requests)
             self._say_hello_again(requests)
             self._check_pending(now)
-
-    def check_place(self, *, lag: int, bound: int) -> None:
-        """Rejects a step with values that lag further behind, if only the next members renew them.
-
-        Raises:
-            MembershipChangedError: servers let no trainer wait any more, since the members change.
-        """
-        if lag > bound and self.following is not None:
-            raise MembershipChangedError(self.following)
 
     def clock_s(self) -> float:
         """Returns the time in seconds; only differences matter."""
@@ -361,7 +369,7 @@ class Client(RequestSender):
             self._recovery.send_missing(server, message)
             return
         if "members" in message.body and not self.me.is_sync:
-            self._look_at_members(Membership.of(message.body))
+            self.members.look(Membership.of(message.body))
         request = known.waiting.get(message.number)  # None for a second reply to a repeated one
         if request is not None and not known.is_void_answer(request):
             request.take(message)
@@ -388,10 +396,8 @@ class Client(RequestSender):
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
             if message.body.get("error") == CHANGED:
-                told, before = Membership.of(message.body), self.following
-                if told is not None and (before is None or told.epoch > before.epoch):
-                    self.following = told
-                raise MembershipChangedError(self.following)
+                self.members.note(Membership.of(message.body))
+                raise MembershipChangedError(self.members.following)
             raise refusal_error(self.me, server, message)
 
     def _check_pending(self, now: float) -> None:
@@ -407,13 +413,14 @@ class Client(RequestSender):
         for server, known in enumerate(self.servers):
             if not (known.is_level or known.is_returning or self._moves_away):
                 self._recovery.bring_level(server)
+                self.members.tell_again(server)
 
     def _look_at_servers(self, requests: Sequence[PendingRequest]) -> None:
         """Detects restarted servers, and raises for lost ones."""
         if self._heartbeat is None or self._moves_away:
             return
         limit_s = self.timeouts.lost_after_s + self.timeouts.server_return_s
-        self._look_at_members(self._heartbeat.pulse(0).membership)
+        self.members.look(self._heartbeat.pulse(0).membership)
         for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
             known.hear(pulse)
@@ -426,23 +433,6 @@ class Client(RequestSender):
                 raise lost_server_error(
                     self.me, server, requests, step=step, limit_s=limit_s, doing=doing
                 )
-
-    def _look_at_members(self, newest: Membership | None) -> None:
-        """Tells all servers when server 0 has decided on other members of the job.
-
-        They then refuse what they cannot answer any more: an operation of this trainer ends only
-        if it cannot end well on any other.
-        """
-        if newest is None or newest.epoch <= self._told_epoch:
-            return
-        self._told_epoch = newest.epoch
-        self.following = newest
-        is_member = newest.number_of(self.me.session) is not None
-        is_open = all(known.is_open for known in self.servers)
-        if not is_open or (self.me.is_sync and not is_member):
-            raise MembershipChangedError(newest)  # it is only about to take another place
-        for server in range(len(self.servers)):
-            self.request(server, Kind.MEMBERS, body=newest.plain())
 
     def _say_hello_again(self, requests: Sequence[PendingRequest]) -> None:
         hellos = [r for r in requests if r.message.kind is Kind.HELLO and not r.is_done]

@@ -149,7 +149,7 @@ class Communicator:
         if self.client.step - self._clock > self.mode.staleness:
             self._refresh()  # steps without gradients received no values
         lag = self.client.step - self._clock
-        self.client.check_place(lag=lag, bound=self.mode.staleness)
+        self.client.members.check_place(lag=lag, bound=self.mode.staleness)
         self.staleness.note(lag)
         return self.take()
 

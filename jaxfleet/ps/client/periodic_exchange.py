@@ -98,7 +98,7 @@ class PeriodicExchange:
         if not self.counts_exchanges and self.client.step - self._clock > self.mode.staleness:
             self.refresh()  # after steps without gradients
         own = self._steps if self.counts_exchanges else self.client.step - self._clock
-        self.client.check_place(lag=own, bound=self.staleness.bound)
+        self.client.members.check_place(lag=own, bound=self.staleness.bound)
         self.staleness.note(own)
         return self.take()
 

@@ -353,6 +353,8 @@ class Recovery:
             outbox.keep_again()
         under_way: deque[PendingRequest] = deque()
         whole = min(outbox.step - 1, known.sent_whole())  # of later ones only rows may be sent yet
+        if outbox.restores:
+            whole = -1  # others may have discarded theirs, to go on from another state
         for step, messages in known.replay.after(known.step) if pushes else ():
             for message in messages:
                 outbox.send(server, message)

@@ -78,7 +78,7 @@ class ReplayLog:
     bytes: int = 0
     forgotten: int = -1
     _steps: dict[int, list[Message]] = field(default_factory=dict)
-    _together: list[Message] = field(default_factory=list)
+    _together: list[tuple[int, Message]] = field(default_factory=list)  # with the step of each
 
     def add(self, message: Message, step: int | None = None) -> None:
         """Keeps a message until its step, or the given one, is applied or saved."""
@@ -86,14 +86,16 @@ class ReplayLog:
         self.bytes += _size(message)
 
     def add_together(self, message: Message, step: int) -> None:
-        """Keeps a collective request until this trainer is two steps further."""
+        """Keeps a collective request of a step until this trainer is two steps further."""
         if self.until_saved and message.kind in COLLECTIVE_KINDS:
-            self._together = [old for old in self._together if old.step >= step - 1]
-            self._together.append(message)
+            kept = [
+                (at, old) for at, old in self._together if at >= step - 1 and old is not message
+            ]
+            self._together = [*kept, (step, message)]
 
     def together(self, step: int) -> list[Message]:
         """Returns the requests that others may still wait for while this trainer is at a step."""
-        return [message for message in self._together if message.step >= step - 1]
+        return [message for at, message in self._together if at >= step - 1]
 
     def saved(self, step: int) -> None:
         """Discards the pushes that a checkpoint after a step contains."""

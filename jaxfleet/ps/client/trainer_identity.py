@@ -30,6 +30,9 @@ class TrainerIdentity:
         fixed: why the members of the job cannot change; empty if they can.
         leaves: a SIGTERM lets this trainer leave the job.
         is_sync: trainers wait for each other at every step of the client.
+        former: its number among the members before; None if it was none of them.
+        done: the last step that it did as that.
+        has_begun: all servers have greeted it among the present members.
     """
 
     job: str
@@ -46,6 +49,9 @@ class TrainerIdentity:
     fixed: str = "it is no job of jf.distribute"
     leaves: bool = False
     is_sync: bool = True
+    former: int | None = None
+    done: int | None = None
+    has_begun: bool = False
 
     @property
     def name(self) -> str:
@@ -79,6 +85,9 @@ class TrainerIdentity:
             "goes_on": self.goes_on,
             "fixed": self.fixed,
             "leaves": self.leaves,
+            "former": self.former,
+            "done": self.done,
+            "has_begun": self.has_begun,
             **self.membership.plain(),
         }
 

@@ -126,6 +126,10 @@ class BlockExecutor:
         self.counts.copies_out += len(found)
         return found
 
+    def results(self) -> dict[str, np.ndarray]:
+        """Returns copies of the values that are no state: results that later blocks read."""
+        return self.copies(self._values.keys() - self.plan.state.keys())
+
     def missing(self) -> Collection[str]:
         return self.plan.state.keys() - self._values.keys()
 

@@ -34,6 +34,7 @@ from jaxfleet.observability.notices import alert
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.own_state import OwnState
+from jaxfleet.ps.server.past_rows import PastRows
 from jaxfleet.ps.server.scheduler import Progress
 from jaxfleet.tables import TableStore, make_store
 
@@ -159,6 +160,9 @@ _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
 _OWN = "own/"
+_RESULT = "result/"
+_PAST_KEYS, _PAST_ROWS = "past_keys/", "past_rows/"
+_NO_KEYS, _NO_ROWS = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
 _TEXT = "job_text"
 
 
@@ -174,6 +178,8 @@ class RetainedValues:
         base: the step of the state that the job began with.
         data: the position of the job's ledger of samples, if it has one.
         epoch: number of changes of the job's trainers before.
+        results: values that blocks have computed in a step that is incomplete.
+        past: the rows of each table before its last update, for trainers that repeat the step.
     """
 
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -185,10 +191,18 @@ class RetainedValues:
     base: int = 0
     data: Mapping[str, Plain] | None = None
     epoch: int = 0
+    results: Mapping[str, np.ndarray] = field(default_factory=dict)
+    past: Mapping[str, PastRows] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Piece]:
         if self.text is not None:
             yield Piece.whole(_TEXT, self.text)
+        for name, array in self.results.items():
+            yield Piece.whole(_RESULT + name, array)
+        for name, past in self.past.items():
+            if len(past.keys):
+                yield Piece.whole(_PAST_KEYS + name, past.keys)
+                yield Piece.whole(_PAST_ROWS + name, past.rows)
         for name, array in self.extras.items():
             yield Piece.whole(_EXTRA + name, array)
         for step, arrays in self.parts.items():
@@ -198,6 +212,9 @@ class RetainedValues:
             for name, of_leaf in state.versions.items():
                 for step, array in of_leaf.items():
                     yield Piece.whole(f"{_OWN}{trainer}/{step}/{name}", array)
+
+    def past_steps(self) -> dict[str, Plain]:
+        return {name: past.step for name, past in self.past.items()}
 
     def own_steps(self) -> dict[str, Plain]:
         return {str(trainer): state.step for trainer, state in self.own.items()}
@@ -215,9 +232,14 @@ class RetainedValues:
             trainer, step, name = key.split("/", 2)
             own[int(trainer)].versions.setdefault(name, {})[int(step)] = array
         extras, text, base = _under(_EXTRA, arrays), arrays.get(_TEXT), facts.get("base", 0)
-        step, data = facts["extras_step"], facts.get("data")
+        at, data = facts["extras_step"], facts.get("data")
         epoch = facts.get("epoch", 0)
-        return cls(extras, step, parts, shrunk, text, own, base, data, epoch)
+        results, keys, rows = (_under(at, arrays) for at in (_RESULT, _PAST_KEYS, _PAST_ROWS))
+        past = {
+            name: PastRows(step, keys.get(name, _NO_KEYS), rows.get(name, _NO_ROWS))
+            for name, step in facts.get("past_steps", {}).items()
+        }
+        return cls(extras, at, parts, shrunk, text, own, base, data, epoch, results, past)
 
 
 @dataclass(frozen=True)
@@ -287,6 +309,7 @@ class RecoveryCheckpoints:
             "job_program": job_program,
             "extras_step": retained.extras_step,
             "own_steps": retained.own_steps(),
+            "past_steps": retained.past_steps(),
             "base": retained.base,
             "epoch": retained.epoch,
             "data": None if retained.data is None else dict(retained.data),

@@ -187,7 +187,7 @@ class Server:
             if now - self._ticked > _STILL_S:
                 self._core.forgive(now - self._ticked)
             self._ticked = now
-            self._core.rejected = self._listener.rejected
+            self._core.counters.rejected = self._listener.rejected
             self._core.disconnected(self._listener.ended())
             self._send(self._core.tick(now))
             self._drain()

@@ -78,29 +78,41 @@ class LeaseHandler:
             if self._record.ledger is None:  # killed before there was a checkpoint
                 self.restarted(self.trainers.count)
                 self._undeclared -= self._sessions.keys()
-            self._adopt(trainer, declared)
+            self._adopt(trainer, declared, self.router.step_of(trainer))
         self._undeclared.discard(trainer)
         self.serve()
 
-    def _adopt(self, trainer: int, declared: Plain, *, unsent: bool = False) -> None:
-        """Records what a trainer has leased, if `unsent` without what it has pushed."""
+    def _adopt(
+        self, trainer: int, declared: Plain, applied: int | None, *, alone: bool = False
+    ) -> None:
+        """Records what a trainer has leased, without what it has pushed up to an applied step.
+
+        If `applied` is None, all that it has pushed is applied.
+        """
         if not isinstance(declared, dict):
             raise RequestError("bad_message", "'data' of a hello describes leases")
         self._open(declared)
-        ledger, step = self._record.ledger, self.router.step_of(trainer)
+        ledger = self._record.ledger
         assert ledger is not None
         holds = declared.get("holds")
         for each in holds if isinstance(holds, list) else []:
             if not isinstance(each, list) or len(each) != 3:
                 raise RequestError("bad_message", "'holds' has intervals with the step of a push")
             positions, pushed = read_spans([each[:2]]), each[2]
-            if not isinstance(pushed, int) or pushed < 0 or (pushed > step and not unsent):
-                ledger.adopt(trainer, positions, alone=unsent)
+            last = pushed if isinstance(pushed, int) else -1
+            if last < 0 or (applied is not None and last > applied):
+                ledger.adopt(trainer, positions, alone=alone)
 
-    def regroup(self, hellos: Mapping[int, Message]) -> None:
+    def regroup(
+        self,
+        hellos: Mapping[int, Message],
+        former: Mapping[int, int | None],
+        again: bool,  # noqa: FBT001  # a callback's
+    ) -> None:
         """Takes other trainers, each with the leases that its hello declares, and no others.
 
-        All that they have pushed is applied.
+        All that they have pushed is applied, unless they have gone on when this server, which was
+        started `again`, goes on after the steps that they did in their `former` places.
         """
         self._waiting.clear()
         self._sessions = {n: message.body.get("session") for n, message in hellos.items()}
@@ -114,8 +126,10 @@ class LeaseHandler:
         for trainer, message in hellos.items():
             if not isinstance(declared := message.body.get("data"), dict):
                 continue
+            place = former[trainer]
+            applied = self.router.step_of(place) if again and place is not None else None
             try:
-                self._adopt(trainer, declared, unsent=True)
+                self._adopt(trainer, declared, applied, alone=True)
             except RequestError as error:
                 alert(f"{self.outbox.name}: the leases of trainer {trainer} are void: {error.what}")
 

@@ -40,6 +40,7 @@ class MaintenanceQueue:
         on_load: called when a checkpoint was loaded, which voids all earlier messages.
         is_busy: a request is running; no block may run meanwhile.
         saves: number of this server's parts written for trainers' checkpoints.
+        has_saved_end: a checkpoint has what trainers have done that give place to others.
     """
 
     held: ServerState
@@ -50,6 +51,8 @@ class MaintenanceQueue:
     waiting: list[Request] = field(default_factory=list)
     is_busy: bool = False
     saves: int = 0
+    has_saved_end: bool = False
+    _is_end_lost: bool = False
 
     def add(self, request: Request) -> None:
         """Queues a request until its step is applied, or a load until no block runs."""
@@ -105,6 +108,28 @@ class MaintenanceQueue:
                 return
         if not self.held.scheduler.is_running and self.own.is_due(self.held):
             self._write_own(lambda _: None, self._put_due_off)
+
+    def save_end(self) -> bool:
+        """Returns whether a checkpoint has what trainers have done that now give place to others.
+
+        Otherwise it begins to write one, which also has what ran of an incomplete step. No block
+        may run any more. If it cannot be written, the job goes on without it.
+        """
+        own = self.own
+        if own.series is None or self._is_end_lost:
+            return True
+        if not self.has_saved_end and own.has_all(self.held):
+            self.has_saved_end = True
+        elif not (self.has_saved_end or self.is_busy or own.is_writing):
+            self._write_own(self._note_end, self._end_not_saved)
+        return self.has_saved_end
+
+    def _note_end(self, _: Written) -> None:
+        self.has_saved_end = True
+
+    def _end_not_saved(self, error: Exception) -> None:
+        self._put_due_off(error)
+        self._is_end_lost = True
 
     def _put_due_off(self, error: Exception) -> None:
         if not self.own.put_off(error, unasked=True):

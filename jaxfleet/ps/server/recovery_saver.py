@@ -125,6 +125,7 @@ class RecoverySaver:
     _again: tuple[float, Callable[[], None]] | None = None  # when to try a failed save again
     _last: int | None = None  # the checkpoint that the tables include completely
     _length: int = 0  # number of checkpoints it is incremental to
+    _ended: int = -1  # number of the checkpoint that former trainers have left
 
     def __post_init__(self) -> None:
         self.schedule = SaveSchedule(self.clock)
@@ -135,10 +136,9 @@ class RecoverySaver:
             return False
         block_s, beside = held.executor.counts.block_s, self.may_write_beside(held)
         number = held.scheduler.number
-        if self.is_wanted and not self.schedule.is_waiting:
-            if max(self.saved.values(), default=-1) < number:
-                return True
-            self.is_wanted = False
+        is_wanted = self.is_wanted and not self.schedule.is_waiting
+        if is_wanted and max(self.saved.values(), default=self._ended) < number:
+            return True
         return self.schedule.is_due(number, block_s, held.exchange_s, beside=beside)
 
     def put_off(self, error: Exception, *, unasked: bool = False) -> bool:
@@ -293,10 +293,27 @@ class RecoverySaver:
         """Records that tables were replaced: the next checkpoint is a full one."""
         self._last = None
 
+    def begin_epoch(self, held: ServerState, *, is_saved: bool) -> None:
+        """Goes on with other trainers; `is_saved` if a checkpoint has what the others have done.
+
+        That one is of the former trainers, so none of the new ones may end before there is another.
+        Where trainers do not wait for each other, the number of the next one may be smaller.
+        """
+        number = held.scheduler.number
+        self.saved, self.is_wanted, self._ended = {}, True, number if is_saved else -1
+        if self._last is not None and number < self._last:
+            self.begin_anew()
+
+    def has_all(self, held: ServerState) -> bool:
+        """Whether a checkpoint has what was applied, and no block has run since."""
+        is_saved = min(self.saved.values(), default=-1) >= held.scheduler.applied
+        return is_saved and not (self.is_outdated or held.scheduler.is_running)
+
     def _retained(self, held: ServerState) -> RetainedValues:
         kept = self.links.kept()
         parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
         shrunk = {name: table.shrunk for name, table in held.tables.items()}
+        past = {name: table.past for name, table in held.tables.items() if table.past is not None}
         return RetainedValues(
             dict(held.extras.arrays),
             held.extras.step,
@@ -307,6 +324,8 @@ class RecoverySaver:
             held.base,
             held.leases.position(held.scheduler.step_of),
             self.me.epoch,
+            held.executor.results() if held.plan.waits and held.scheduler.is_running else {},
+            past,
         )
 
 

@@ -142,7 +142,7 @@ class RequestRouter:
         self.me.epoch = restored.retained.epoch
         loaded, retained = self._load(read_plan(restored.program, self.cache)), restored.retained
         held = loaded.held
-        held.host.update(held.executor.assign(restored.arrays))
+        held.host.update(held.executor.assign({**restored.arrays, **retained.results}))
         held.replace_stores(load_stores(restored.chain, held.plan))
         held.scheduler.resume(restored.progress)
         held.extras.arrays, held.extras.step = dict(retained.extras), retained.extras_step
@@ -152,6 +152,8 @@ class RequestRouter:
         loaded.parts.keep(retained.parts)
         for name, said in retained.shrunk.items():
             held.tables[name].shrunk = said
+        for name, past in retained.past.items():
+            held.tables[name].past = past
         self._own.resume(restored.progress, len(restored.chain) - 1)
         # Compiles while trainers detect the restart; otherwise the first replayed step would wait.
         self.outbox.tasks.append(DeviceTask("compiling", held.compile, lambda _: None))
@@ -178,6 +180,15 @@ class RequestRouter:
             self.held.scheduler.unbind()
             self.resume_work()
 
+    def save_end(self) -> bool:
+        """As `MaintenanceQueue.save_end`; true without a state."""
+        return self._loaded is None or self.step < 0 or self._loaded.maintenance.save_end()
+
+    @property
+    def awaits_program(self) -> bool:
+        """Whether it waits for the program for other trainers."""
+        return self._awaits_program
+
     @property
     def is_drained(self) -> bool:
         """Whether what trainers that do not wait for each other have sent is applied."""
@@ -190,6 +201,7 @@ class RequestRouter:
         """
         self._awaits_program = True
         self._own_state.states.clear()
+        self._own.saved = {}  # it has the former numbers
         if self.held is not None:
             self.held.scheduler.renumber(former)
 
@@ -203,7 +215,7 @@ class RequestRouter:
             self._loaded = old
             raise RequestError("refused", error.what, hint=error.hint) from error
         self.is_frozen = self._awaits_program = False
-        self._own.saved, self._own.is_wanted = {}, True
+        self._own.begin_epoch(held, is_saved=old.maintenance.has_saved_end)
         self.outbox.tasks.append(DeviceTask("compiling", held.compile, lambda _: None))
 
     def define(self, request: Request) -> None:

@@ -48,7 +48,9 @@ class Progress:
         number: number of the checkpoint: the last step, if trainers wait for each other, otherwise
             the number of steps of all trainers.
         steps: the last step of each trainer.
-        kinds: the same for parameters ('') and each table, where they may differ.
+        kinds: the same for parameters ('') and each table, where they may differ. If trainers wait
+            for each other, the last step of each block (''), and that of each table by 0, in the
+            middle of a step.
     """
 
     number: int

@@ -77,6 +77,15 @@ class ServerTable:
     def rows(self, rows: TableStore) -> None:
         self._rows, self._given, self._past = rows, None, None
 
+    @property
+    def past(self) -> PastRows | None:
+        """The rows before the last update, if kept."""
+        return self._past
+
+    @past.setter
+    def past(self, past: PastRows) -> None:
+        self._past = past
+
     def compile(self) -> None:
         """Compiles all operations of a step, on temporary rows."""
         scratch, key = TableStore(self.spec), np.zeros(1, np.int64)

@@ -5,8 +5,6 @@ replies (`jaxfleet.ps.server.event_loop`).
 """
 
 import secrets
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,8 +12,6 @@ import numpy as np
 
 from jaxfleet.env import MOVING
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.observability import resident_bytes
-from jaxfleet.observability.trainer_metrics import TrainerMetrics
 from jaxfleet.ops import Array
 from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
@@ -23,7 +19,9 @@ from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.lease_requests import LeaseHandler
 from jaxfleet.ps.server.liveness import LivenessMonitor
+from jaxfleet.ps.server.members import Members
 from jaxfleet.ps.server.membership_changes import MembershipChanges
+from jaxfleet.ps.server.membership_requests import MembershipRequests
 from jaxfleet.ps.server.metrics import ServerMetrics
 from jaxfleet.ps.server.options import SaveFolders, ServerIdentity, ServerOptions
 from jaxfleet.ps.server.outbox import (
@@ -33,13 +31,12 @@ from jaxfleet.ps.server.outbox import (
     RequestError,
     request_error,
     string_field,
-    tensors_bytes,
 )
-from jaxfleet.ps.server.peer_state import PeerState
 from jaxfleet.ps.server.request_router import RequestRouter
+from jaxfleet.ps.server.server_figures import ServerFigures
 from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.server_moves import ServerMoves
-from jaxfleet.ps.server.trainer_registry import TrainerRegistry, trainer_number
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.ps.server.trainer_sessions import DepartureRecord, TrainerSessions
 from jaxfleet.tables import TableStore
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
@@ -69,13 +66,10 @@ class ServerCore:
     ) -> None:
         options = options or ServerOptions()
         self.failure: Exception | None = None
-        self.stopped = self._is_ended = False
-        self.rejected = 0  # malformed frames, as counted by the listener
+        self.stopped = False
         self.outbox = Outbox()
         self.trainers = TrainerRegistry(options)
-        self._clock, self._started = clock, time.time()
-        self._counts: Counter[Kind] = Counter()
-        self._received_bytes = self._sent_bytes = 0
+        self._clock = clock
         self._tasks: list[DeviceTask] = []
         self._me = ServerIdentity(secrets.token_hex(8))
         self._links = ServerLinks()
@@ -83,6 +77,7 @@ class ServerCore:
         self._router = RequestRouter(self.outbox, self._me, self._links, own, cache, clock, most)
         moving = None if options.checkpoint_dir is None else options.checkpoint_dir / MOVING
         self._router.folders = SaveFolders(options.save_dirs, moving)
+        self.counters = ServerFigures(self.outbox, self.trainers, self._router)
         self._collectives = CollectiveHandler(self.outbox, self.trainers, self._router, most)
         self._leases = LeaseHandler(self.outbox, self.trainers, self._router, clock)
         self._router.on_load = self._loaded
@@ -92,7 +87,11 @@ class ServerCore:
         self._sessions = TrainerSessions(endpoint, *common, self._me, options.server, record)
         self._liveness = LivenessMonitor(*common, clock())
         self._moves = ServerMoves(self.outbox, self.trainers)
-        self._changes = MembershipChanges(*common, self._sessions, self._links, self._moves)
+        self._members = members = Members(self.trainers)
+        sessions, moves = self._sessions, self._moves
+        self._changes = MembershipChanges(*common, sessions, self._links, moves, members)
+        whose = self.outbox, self.trainers, self._router, sessions, moves, members
+        self._requested = MembershipRequests(*whose)
         self._changes.on_begin = self._leases.regroup
         self._handlers = self._requests()
         if own is not None and (restored := own.restore(self._sessions.note_damage)) is not None:
@@ -101,6 +100,7 @@ class ServerCore:
             self.trainers.expect(self._router.loaded.held.plan.trainers)
             self.trainers.text = self._me.text = restored.retained.text
             self._sessions.resume()
+            self._changes.restored()
             self._leases.restarted(trainers=self._router.loaded.held.plan.trainers)
         elif record is not None:
             record.clear()
@@ -108,7 +108,7 @@ class ServerCore:
     def _requests(self) -> Mapping[Kind, Callable[[Request], None]]:
         """Returns the handlers of requests after a hello."""
         return {
-            Kind.DEFINE: self._router.define,
+            Kind.DEFINE: self._define,
             Kind.ASSIGN: self._collectives.assign,
             Kind.PUSH: self._router.push,
             Kind.PULL: self._router.pull,
@@ -124,10 +124,10 @@ class ServerCore:
             Kind.LOAD: self._router.maintain,
             Kind.SHRINK: self._router.maintain,
             Kind.EXPORT: self._router.maintain,
-            Kind.STATS: self._stats,
+            Kind.STATS: self.counters.answer,
             Kind.PENDING: self._liveness.pending,
             Kind.BYE: self._bye,
-            Kind.LEAVE: self._changes.leave,
+            Kind.LEAVE: self._changes.decisions.leave,
             Kind.MEMBERS: self._changes.told,
         }
 
@@ -176,8 +176,7 @@ class ServerCore:
 
     def handle(self, peer: Peer, message: Message) -> Replies:
         """Handles a message; returns the replies that are due."""
-        self._counts[message.kind] += 1
-        self._received_bytes += tensors_bytes(message.tensors)
+        self.counters.received(message)
         try:
             if message.sender.startswith("server "):
                 self._from_server(message)
@@ -186,9 +185,9 @@ class ServerCore:
                 if self.trainers.id_of(peer) is not None:
                     self._leases.greeted(message)
             elif message.kind is Kind.JOIN:
-                self._changes.join(peer, message, self._clock())
+                self._requested.join(peer, message, self._clock())
             elif message.kind is Kind.MOVE:
-                self._changes.move(peer, message, self._clock())
+                self._requested.move(peer, message, self._clock())
             else:
                 self._from_trainer(peer, message)
         except RequestError as refusal:
@@ -216,9 +215,14 @@ class ServerCore:
         return self.trainers.id_of(peer) is not None
 
     def disconnected(self, peers: Iterable[Peer]) -> None:
-        """Records the ends of connections, for the metrics: who does not return times out."""
+        """Records the ends of connections: who does not return times out.
+
+        If the job then goes on without it, nobody has its gradients but this server.
+        """
         for peer in peers:
             self.trainers.disconnected(peer, self._clock())
+            if self.options.goes_on and self.trainers.id_of(peer) is not None:
+                self._router.save_soon()
 
     def tick(self, now: float) -> Replies:
         """Handles the passage of time: lost peers and timeouts."""
@@ -239,39 +243,8 @@ class ServerCore:
         return self._carried()
 
     def figures(self, now: float) -> ServerMetrics:
-        return ServerMetrics(
-            self.outbox.name,
-            self._counted(),
-            {kind.value: count for kind, count in self._counts.items()},
-            self._received_bytes,
-            self._sent_bytes,
-            tuple(
-                self._trainer_figures(number, known, now)
-                for number, known in sorted(self.trainers.by_id.items())
-            ),
-            resident_bytes(),
-            self._started,
-            is_ended=self._is_ended,
-            is_failed=self._is_ended and self.failure is not None,
-        )
-
-    def _trainer_figures(self, number: int, known: PeerState, now: float) -> TrainerMetrics:
-        report = known.report
-        return TrainerMetrics(
-            number,
-            known.step,
-            now - known.heard,
-            known.late_s,
-            self.trainers.doing(number, now),
-            known.left,
-            known.own_s,
-            self.trainers.is_lost(number, now),
-            known.joins,
-            report.resident,
-            report.scalar_step,
-            report.scalars,
-            is_connected=known.is_connected(now),
-        )
+        is_failed = self.counters.is_ended and self.failure is not None
+        return self.counters.metrics(now, is_failed=is_failed)
 
     def forgive(self, seconds: float) -> None:
         """Discounts silence of peers, and waits for them, while this process was suspended."""
@@ -342,7 +315,7 @@ class ServerCore:
 
         Its trainers have moved to other servers, and it is one of those, without what it was.
         """
-        members, server = self._changes.current, self._sessions.server or 0
+        members, server = self._members.current, self._sessions.server or 0
         is_over = not self._moves.is_done or self.failure is not None
         if is_over or members.move is None or server >= len(members.move.servers):
             return None
@@ -350,11 +323,11 @@ class ServerCore:
 
     def expect(self, members: Membership) -> None:
         """Expects the trainers that have moved here; others are refused."""
-        self._changes.current = members
+        self._members.current = members
 
     def end(self) -> None:
         """Ends: a restart then begins another run, if all trainers have left."""
-        self._is_ended = True
+        self.counters.is_ended = True
         if self.failure is None:
             self._sessions.end()
         if self._moves.is_done:  # another server has this state
@@ -364,14 +337,18 @@ class ServerCore:
         self._collectives.forget()
         self._leases.forget()
 
+    def _define(self, request: Request) -> None:
+        self._router.define(request)
+        self._changes.defined()
+
     def _bye(self, request: Request) -> None:
         if request.message.body.get("moves") is True:
-            if self._changes.current.move is None:
+            if self._members.current.move is None:
                 raise RequestError("refused", "the job does not move to other servers")
             self._moves.bye(request)
             return
         self._sessions.bye(request)
-        self._changes.left(request)
+        self._changes.decisions.left(request)
         self._leases.left(request.trainer)
         self._liveness.look_at_waits(self._clock())
 
@@ -391,7 +368,7 @@ class ServerCore:
             "step": step,
             "lost": lost,
             "saved": self._router.saved_of(trainer),
-            **self._changes.plain(),
+            **self._members.plain(),
         }
 
     # --- incoming messages ---------------------------------------------------------------------
@@ -412,9 +389,8 @@ class ServerCore:
         if message.kind is Kind.HEARTBEAT:  # on a separate connection, without a hello
             self.trainers.beat(peer, message, now)
             self._changes.beat(message, now)
-            self.outbox.answer(
-                peer, message, Kind.HEARTBEAT, self._word(now, trainer_number(message))
-            )
+            word = self._word(now, self.trainers.place_of(message))
+            self.outbox.answer(peer, message, Kind.HEARTBEAT, word)
             return
         if trainer is None:
             what = f"{message.sender} sent {message.kind.value} before hello"
@@ -432,25 +408,17 @@ class ServerCore:
         if log.begin(message):
             handler(Request(peer, message, trainer, now))
             if message.kind is Kind.PUSH:
-                self._changes.pushed(message, now)
+                self._changes.decisions.pushed(message, now)
         elif (answer := log.answer(message.number)) is not None:
             self.outbox.out.append((peer, answer))
 
-    def _stats(self, request: Request) -> None:
-        counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
-        self.outbox.reply(request, Kind.OK, {**self._counted(), "messages": counts})
-
-    def _counted(self) -> dict[str, Plain]:
-        refused: dict[str, Plain] = {"errors": self.outbox.errors, "rejected": self.rejected}
-        return {**self._router.stats(), **refused}
-
     def _carried(self) -> Replies:
         out, self.outbox.out = self.outbox.out, []
-        self._sent_bytes += sum(tensors_bytes(message.tensors) for _, message in out)
         return [self._logged(peer, message) for peer, message in out]
 
     def _logged(self, peer: Peer, message: Message) -> tuple[Peer, Message]:
         """Logs a reply in case the request is repeated; returns it with its current connection."""
+        self.counters.sent(message)
         if message.body.get("error") == "stranger":
             return peer, message
         peer = self.trainers.newest(peer)

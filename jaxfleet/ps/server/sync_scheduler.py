@@ -8,6 +8,8 @@ from jaxfleet.ps.server.gradient_buffer import GradientBuffer, StepBuffer
 from jaxfleet.ps.server.scheduler import Progress, RowPush, Scheduler
 from jaxfleet.transport.messages import Tensor
 
+_BLOCKS = ""  # the kind of a progress that is by block; tables have theirs
+
 
 @dataclass
 class SyncScheduler(Scheduler):
@@ -55,10 +57,21 @@ class SyncScheduler(Scheduler):
         return self.applied
 
     def progress(self) -> Progress:
-        return Progress(self.applied, dict.fromkeys(range(self.plan.trainers), self.applied))
+        """Returns the steps, and the blocks and tables that have run of an incomplete one."""
+        steps = dict.fromkeys(range(self.plan.trainers), self.applied)
+        blocks = {unit: step for unit, step in self.done.items() if isinstance(unit, int)}
+        tables = {unit: {0: step} for unit, step in self.done.items() if isinstance(unit, str)}
+        kinds = {_BLOCKS: blocks, **tables} if self.is_running else {}
+        return Progress(self.applied, steps, kinds)
 
     def resume(self, progress: Progress) -> None:
         self.restart(progress.number)
+        for kind, done in progress.kinds.items():
+            if kind == _BLOCKS:
+                self.done.update(done.items())
+            else:
+                self.done[kind] = done[0]
+        self.handed = dict(self.done)
 
     def step_of(self, trainer: int) -> int:
         del trainer

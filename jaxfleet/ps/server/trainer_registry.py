@@ -169,6 +169,11 @@ class TrainerRegistry:
             return known
         return self.process(session) if isinstance(session, str) and session else None
 
+    def place_of(self, message: Message) -> int:
+        """Returns the number that the sender of a heartbeat has here; -1 if it has none yet."""
+        known = self.of_session(message)
+        return next((n for n, each in self.by_id.items() if each is known), -1)
+
     def process(self, session: str) -> PeerState | None:
         """Returns a process, whose number may just change."""
         return next((known for known in self.by_id.values() if known.session == session), None)

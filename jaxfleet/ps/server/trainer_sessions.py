@@ -148,7 +148,7 @@ class TrainerSessions:
             "server": self.server,
             "incarnation": self.me.incarnation,
             "step": self.router.step_of(number),
-            "defined": self.router.defined,
+            "defined": self.router.defined and not self.router.awaits_program,
             "seen": known.seen,
             "pushed": known.pushed,
             "base": self.router.base,

@@ -1,11 +1,10 @@
 """When a simulated job moves to other servers, as its messages show it.
 
-A move begins like a change of trainers: once server 0 has decided, a server that is lost may have
-no checkpoint of the new epoch to come back to, and trainers keep no pushes from before it. From the
-first bye with `moves` on the state is on disk alone, and nothing replays the rest of the move. When
-the new servers have answered the load of the checkpoint, they are recovered like any others.
-Trainers wait for each other once more after the load, and go on with their next push
-(docs/parameter-servers.md, "Servers that are added or removed").
+A move begins like a change of trainers, which outlives servers. From the first bye with `moves` on
+the state is on disk alone, and nothing replays the rest of the move. When the new servers have
+answered the load of the checkpoint, they are recovered like any others. Trainers wait for each
+other once more after the load, and go on with their next push (docs/parameter-servers.md, "Servers
+that are added or removed").
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +27,8 @@ class MoveWatch:
     _lost: set[str] = field(default_factory=set)
     _epoch: int = 0  # of the last decision to move
     _movers: set[str] = field(default_factory=set)  # trainers from their byes to their next pushes
-    _loads: dict[tuple[str, int], bool] = field(default_factory=dict)  # answered, by server, number
+    # Whether each load is answered, by server, trainer and number.
+    _loads: dict[tuple[str, str, int], bool] = field(default_factory=dict)
 
     def see(self, sender: str, receiver: str, message: Message) -> None:
         """Notes a message when it is sent, also one that is lost."""
@@ -42,9 +42,9 @@ class MoveWatch:
             self.lacks_mover |= bool(self._lost)
         elif message.kind is Kind.LOAD:
             if Path(str(message.body.get("path"))).is_relative_to(self.folder):
-                self._loads.setdefault((receiver, message.number), False)
-        elif message.kind is Kind.OK and (sender, message.number) in self._loads:
-            self._loads[sender, message.number] = True
+                self._loads.setdefault((receiver, sender, message.number), False)
+        elif message.kind is Kind.OK and (sender, receiver, message.number) in self._loads:
+            self._loads[sender, receiver, message.number] = True
         elif message.kind is Kind.PUSH and self._is_loaded:
             self._movers.discard(sender)
 
@@ -56,7 +56,7 @@ class MoveWatch:
     def needs(self, process: str) -> bool:
         """Whether the loss of a process may end the job now."""
         if process.startswith("server "):
-            return self._epoch > 0 and not self._is_loaded
+            return bool(self._movers) and not self._is_loaded
         # From the first bye on, others wait in vain for one that has not said its own.
         return process in self._movers or (bool(self._movers) and not self._is_loaded)
 

@@ -138,10 +138,9 @@ class Schedule:
         """Whether all processes must end well, as the faults are within what a job survives.
 
         A job that moves to other servers survives what it does otherwise, before the move and after
-        it. In its middle less may be lost: no server may be killed, nor be away, from the decision
-        to move until the new servers have loaded the state; and no trainer from its byes to the old
-        servers until it has sent its next gradients. Only the run shows when that is
-        (`Run.lost_in_move`).
+        it. In its middle less may be lost: no server may be killed, nor be away, from the byes to
+        the old servers until the new ones have loaded the state; and no trainer from its byes until
+        it has sent its next gradients. Only the run shows when that is (`Run.lost_in_move`).
         """
         found = list(self.faults.values())
         if self.mode.changes and not self._is_left(found):
@@ -170,11 +169,11 @@ class Schedule:
         return self.mode.waits and in_time and not kills
 
     def _is_left(self, found: list[Fault]) -> bool:
-        """Whether a trainer is there throughout, and servers while trainers change."""
+        """Whether a trainer is there throughout, and what only one has that is lost."""
         gone = {x.trainer for x in found if isinstance(x, KillTrainer | Leave)}
-        has_changes = any(isinstance(x, KillTrainer | Leave | Join) for x in found)
+        has_lost = any(isinstance(x, KillTrainer) for x in found)
         is_killed = any(isinstance(x, KillServer) for x in found)
-        return len(gone) < TRAINERS and not (has_changes and is_killed)
+        return len(gone) < TRAINERS and not (has_lost and is_killed)
 
     def _needs_not(self, lost: list[KillTrainer], kills: list[KillServer]) -> bool:
         """Whether others take over the samples of lost trainers; trainer 0 sends the state."""
