@@ -34,9 +34,14 @@ def save_job(
 ) -> None:
     """Writes a checkpoint of the current step; on failure the previous one stays.
 
+    A process that returns writes none again that all trainers have completed: where trainers do not
+    wait for each other, the others may be far beyond it, and would not come.
+
     `data` is the position of trainer 0's loader; that of the servers' ledger by default. `trained`
     is the number of steps that the state includes, where the current step is an exchange.
     """
+    if client.is_past():
+        return
     client.doing("saving")
     what, error = client.unique(f"save {path}"), None
     if client.me.trainer == 0 and not _is_agreed(client, what):

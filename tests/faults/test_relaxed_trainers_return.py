@@ -225,3 +225,25 @@ def test_samples_of_a_trainer_that_returns_are_applied_once(
 def test_waiting_where_a_process_cannot_return_is_refused() -> None:
     with pytest.raises(StrategyError, match="'wait' with communication 'local_sgd'"):
         jf.DistributedStrategy(mode="collective", on_trainer_lost="wait", communication="local_sgd")
+
+
+def test_a_checkpoint_that_all_have_saved_is_not_saved_again(tmp_path: Path) -> None:
+    """Server 0 is lost with a trainer, and has no answer for a save that it forgot."""
+    job = job_of("async", folder=tmp_path / "own", returns_s=30.0)
+    save, lost = saves(tmp_path / "saved", 4), False
+
+    def between(step: TrainerStep, state: Any, done: int) -> Any:
+        save(step, state, done)
+        return state
+
+    def look(trainer: int, _server: int, message: Message) -> None:
+        nonlocal lost
+        if not lost and trainer == 1 and message.kind is Kind.PUSH and message.step >= 6:
+            lost = True
+            job.kill_server(0, away_s=0.5)
+            kill(AWAY_S)
+
+    job.between, job.on_send = between, look
+    job.run()
+    assert (job.starts, job.lives[1]) == ([2, 1], 2)
+    check_counts(job, "async")

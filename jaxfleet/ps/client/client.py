@@ -118,6 +118,10 @@ class Client(RequestSender):
         """Whether a message of a former process, with several steps, ended with this step."""
         return self.former is not None and self.former.ended_at(self.step)
 
+    def is_past(self) -> bool:
+        """Whether a former process has begun a later step, so what all do at this one is done."""
+        return self.former is not None and self.step < self.former.seen
+
     def may_repeat(self) -> bool:
         """Whether a former process may have done what this one does at this step."""
         return self.former is not None and self.step <= self.former.seen
