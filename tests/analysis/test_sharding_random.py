@@ -82,7 +82,7 @@ NUMBERED: Family = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize(("devices", "letter"), every_way((4, True), (2, False)))
 @pytest.mark.parametrize("family", [DRAWS, KEYS], ids=["draws", "keys"])
 def test_random_numbers(family: Family, devices: int, *, letter: bool) -> None:

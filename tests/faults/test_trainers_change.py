@@ -103,7 +103,8 @@ def test_processes_that_join_change_nothing(kind: str, undisturbed: Undisturbed)
 
 
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("kind", by_default(KINDS, "clip"))
+@pytest.mark.grid  # with a table by default
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_then_four_then_one_then_three_trainers_are_as_one_device(
     kind: str, undisturbed: Undisturbed
 ) -> None:

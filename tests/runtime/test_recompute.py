@@ -37,7 +37,7 @@ def test_one_device_computes_the_same(entry: Case) -> None:
         assert_close(result, wanted[number], 4 * tolerance(entry), f"after step {number}")
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["cnn_batchnorm", "dropout"])
 def test_four_devices_compute_the_same(name: str) -> None:
     wanted = on_one_device(name, STEPS)

@@ -202,7 +202,7 @@ FOUND = (
 )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("found", FOUND, ids=str)
 def test_a_job_survives_what_it_did_not(found: Found) -> None:
     assert found.schedule.must_succeed
