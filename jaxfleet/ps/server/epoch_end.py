@@ -140,16 +140,21 @@ class EpochEnd:
         Raises:
             RequestError: the server was started again, from an earlier checkpoint.
         """
-        former, done = message.body.get("former"), message.body.get("done")
-        if self.restored is None or not self.router.takes_pushes:
-            return
-        if not isinstance(former, int) or not isinstance(done, int):
-            return  # it was no trainer before
-        if self.router.waits:
-            former = 0  # steps are those of all, whatever changes it has missed
-        count = self.router.loaded.held.plan.trainers
-        if not 0 <= former < count or self.router.step_of(former) < done:
+        done = message.body.get("done")
+        if self.restored is None or not self.router.takes_pushes or not isinstance(done, int):
+            return  # it has none, or was no trainer before
+        former = 0 if self.router.waits else self.former(message)  # steps may be those of all
+        if former is None or self.router.step_of(former) < done:
             raise self._lacks(done)
+
+    def former(self, message: Message) -> int | None:
+        """Returns the number that the sender of a hello had before, as it says; None without one.
+
+        A number that no trainer had counts as none.
+        """
+        number, held = message.body.get("former"), self.router.held
+        had = range(held.plan.trainers) if held is not None else range(0)
+        return number if isinstance(number, int) and number in had else None
 
     def begin(self, epoch: int, *, is_behind: bool) -> None:
         """Begins the next epoch; `is_behind` if its trainers have gone on in it before."""

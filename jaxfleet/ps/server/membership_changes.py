@@ -93,7 +93,8 @@ class MembershipChanges:
             raise RequestError("refused", what)
         if given.epoch < current.epoch:
             raise self._changed(current, f"{message.sender} is in none of its places any more")
-        if self._awaiting is not None and (number := trainer_number(message)) != 0:
+        number = trainer_number(message)
+        if self._awaiting is not None and number in range(1, len(current.sessions)):
             self._awaiting[number] = peer, message
             return
         self._greet(peer, message, now)
@@ -274,11 +275,11 @@ class MembershipChanges:
 
     def _former(self, message: Message, *, again: bool) -> int | None:
         """Returns the number that a trainer had in the epoch that ends; None if it is new."""
-        session, former = message.body.get("session"), message.body.get("former")
+        session = message.body.get("session")
         for number, known in self.trainers.by_id.items():
             if known.session == session:
                 return number
-        return former if again and isinstance(former, int) else None
+        return self._end.former(message) if again else None
 
     def _begin(self, now: float) -> None:
         """Begins the next epoch."""
