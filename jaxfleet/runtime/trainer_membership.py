@@ -323,12 +323,12 @@ class ChangingTrainer(ABC):
             what = f"the trainers go on after steps {', '.join(map(str, sorted(found)))}"
             raise PeerLostError(f"{what}, which differ", hint="start the job again")
         done = min(steps_here)
-        client.servers[0].replay.add_together(met.message, done)  # of any step, so far
+        client.servers[0].replay.add_together(met.message, max(done, step))  # so far, of any step
         if _NEW in found and client.me.trainer == 0:
             pairs = self._served.held(self._state()).items()
             tensors = [Tensor(n, on_host(x)) for n, x in pairs if not isinstance(x, Handle)]
             kept = client.request(0, Kind.KEEP, step=done, tensors=tensors)
-            client.servers[0].replay.add(kept.message, done + 1)  # until those have trained
+            client.servers[0].replay.add(kept.message, max(done, step) + 1)
             client.wait([kept])
         if step != _NEW:
             return None

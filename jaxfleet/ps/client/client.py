@@ -201,8 +201,14 @@ class Client(RequestSender):
         """
         if self.me.is_sync:
             self.members.end_epoch(membership, self.wait)
-        else:
+            return
+        try:
             self._save_last()
+        except MembershipChangedError as change:
+            told = change.membership
+            if told is not None and told.epoch > membership.epoch:
+                raise
+            # Servers have begun another epoch since, so they have what it did in this place.
 
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
@@ -348,8 +354,9 @@ class Client(RequestSender):
 
     def _save_last(self) -> None:
         """Has servers save the pushes that this trainer can no longer replay after leaving."""
-        # In another place of the job it does not have what it pushed before.
-        all_lack = self.entered is not None and not self.me.is_sync
+        # In another place of the job it does not have what it pushed before, and no checkpoint may
+        # be of the present members.
+        all_lack = self.entered is not None
         replays = [(at, known.replay) for at, known in enumerate(self.servers)]
         pushed = [at for at, log in replays
                   if log.until_saved and (all_lack or log.first_step() is not None)]  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from jaxfleet.ps.server.collectives import CollectiveHandler
-from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
+from jaxfleet.ps.server.outbox import Outbox, Request, RequestError, is_new
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.trainer_registry import TrainerRegistry
 from jaxfleet.transport.messages import Kind, Message
@@ -44,7 +44,8 @@ class EpochEnd:
         """Answers a trainer that has ended its epoch once a checkpoint has its steps."""
         known = self.trainers.by_id[request.trainer]
         self._done[str(known.session)] = request.step
-        self._requests.append(request)
+        if is_new(request, self._requests):
+            self._requests.append(request)
 
     def close(self, sessions: Collection[str], arrived: Mapping[str, int], now: float) -> None:
         """Closes the epoch, unless this server was started again and may lack steps.
@@ -73,26 +74,29 @@ class EpochEnd:
         stuck = self._stuck(sessions, done)
         if not all(each in done or each in stuck for each in sessions):
             return
-        if self.router.step >= max(done.values(), default=-1):
+        last = max((*done.values(), *stuck.values()), default=-1)
+        if self.router.step >= last:
             self.is_closed = True
         elif self._lacks_since is None:
             self._lacks_since = now
         elif now - self._lacks_since > self.trainers.options.lost_after_s:
-            self._give_up(max(done.values()))
+            self._give_up(last)
 
-    def _stuck(self, sessions: Collection[str], done: Mapping[str, int]) -> set[str]:
-        """Returns the trainers with a request that lacks what comes from none of the members."""
-        found = set()
+    def _stuck(self, sessions: Collection[str], done: Mapping[str, int]) -> dict[str, int]:
+        """Returns the trainers with a request that lacks what comes from none of the members.
+
+        With the last step that each has done at least.
+        """
+        found: dict[str, int] = {}
         for request in self.router.waiting():
             if any(self._is_gone(who, sessions, done) for who in self.router.missing(request)):
-                found.add(self._session(request.trainer))
+                found[self._session(request.trainer)] = request.step - 1
         for meeting in self.collectives.waiting():
             absent = [f"trainer {number}" for number in self.collectives.absent(meeting)]
             if any(self._is_gone(who, sessions, done) for who in absent):
-                present = meeting.requests
-                found |= {
-                    self._session(n) for n in present if not self.collectives.has_passed(n, meeting)
-                }
+                for number, request in meeting.requests.items():
+                    if not self.collectives.has_passed(number, meeting):
+                        found[self._session(number)] = request.step - 1
         return found
 
     def _is_gone(self, who: str, sessions: Collection[str], done: Mapping[str, int]) -> bool:

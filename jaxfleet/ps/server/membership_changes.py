@@ -167,7 +167,8 @@ class MembershipChanges:
         given = Membership.of(request.message.body)
         if given is None:
             raise RequestError("bad_message", "no membership is given")
-        if request.message.body.get("ends") is True:
+        is_next = given.epoch > self.members.current.epoch
+        if is_next and request.message.body.get("ends") is True:
             self._end.note(request)
         else:
             self.outbox.reply(request, Kind.OK)

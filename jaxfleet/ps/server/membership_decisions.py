@@ -39,7 +39,7 @@ class MembershipDecisions:
     members: Members
     announce: Callable[[Membership, float], None]
     may_be_told: Callable[[], bool]
-    _leaving: dict[str, Request] = field(default_factory=dict)  # by session
+    _leaving: dict[str, Request | None] = field(default_factory=dict)  # by session; if unanswered
     _begun: int = 0  # the greatest step of pushes
     _left_at: float = 0.0  # when the last one asked to leave
 
@@ -47,13 +47,15 @@ class MembershipDecisions:
         """Takes the members of a new epoch, and lets those go that have left."""
         leaving, self._leaving = self._leaving, {}
         for session, request in leaving.items():
-            if session not in self.members.current.sessions:  # otherwise it asks again
-                self.outbox.reply(request, Kind.OK)
+            if request is not None and session not in self.members.current.sessions:
+                self.outbox.reply(request, Kind.OK)  # otherwise it asks again
         self._begun = self.router.step
 
     def look(self, now: float) -> None:
         """Decides about trainers that are lost, or leave."""
         self._note_ends(now)
+        if self._has_ended():
+            self._let_end()
         if not self._is_over() and self.sessions.server == 0 and not self.members.fixed:
             self._decide(now)
 
@@ -73,6 +75,13 @@ class MembershipDecisions:
             return
         self._left_at = request.since
         self._leaving[str(known.session)] = request
+
+    def _let_end(self) -> None:
+        """Lets trainers that leave end like the one that has: no membership may follow."""
+        for session, request in self._leaving.items():
+            if request is not None:
+                self.outbox.reply(request, Kind.OK, {"ends": True})
+                self._leaving[session] = None
 
     def left(self, request: Request) -> None:
         """Notes the end of a trainer's script, which does not take its place in the next epoch."""

@@ -1,7 +1,7 @@
 """A job that goes on with other servers: a launch asks for them, and trainers leave for them.
 
 Server 0 is asked, and names the new servers in its next decision on the members of the job
-(`MembershipChanges`). Trainers do one more step, save the state, and say bye with `moves`. Such a
+(`MembershipDecisions`). Trainers do one more step, save the state, and say bye with `moves`. Such a
 bye is answered only when all trainers have said it, so the first hello of the next epoch finds no
 server of the old one: a server that stays has begun anew by then.
 """
