@@ -96,6 +96,7 @@ class Client(RequestSender):
         self.step = step
         for known in self.servers:
             known.applied = step
+            known.replay.restart(step)
         if self._heartbeat is not None:
             self._heartbeat.forget_progress()
 

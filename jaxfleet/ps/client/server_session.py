@@ -93,6 +93,10 @@ class ReplayLog:
             ]
             self._together = [*kept, (step, message)]
 
+    def restart(self, step: int) -> None:
+        """Keeps the collective requests as those of a step, to which all have returned."""
+        self._together = [(step, message) for _, message in self._together]
+
     def together(self, step: int) -> list[Message]:
         """Returns the requests that others may still wait for while this trainer is at a step."""
         return [message for at, message in self._together if at >= step - 1]
