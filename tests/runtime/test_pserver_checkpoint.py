@@ -1,7 +1,7 @@
 """Checkpoints of a job: written by and restored on any number of servers and trainers."""
 
 import gc
-import sys
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +249,8 @@ def test_verify_does_not_take_the_memory_of_the_state(monkeypatch: pytest.Monkey
             taken.append(self.strategy.donate)
             return super().__call__(state, batch)
 
-    monkeypatch.setattr(sys.modules["jaxfleet.runtime.verification"], "Step", Noting)
+    verification = importlib.import_module("jaxfleet.runtime.verification")
+    monkeypatch.setattr(verification, "Step", Noting)
     step, start = training("adam")
     jf.verify(step, start, BATCHES[:1], CUT)
     assert taken == [False]
