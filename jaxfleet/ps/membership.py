@@ -110,3 +110,7 @@ class MembershipChangedError(Exception):
     def __init__(self, membership: Membership | None) -> None:
         super().__init__("the members of the job change")
         self.membership = membership
+
+    def is_newer_than(self, other: Membership) -> bool:
+        """Whether it names members that come after others."""
+        return self.membership is not None and self.membership.epoch > other.epoch

@@ -254,7 +254,7 @@ class ChangingTrainer(ABC):
         try:
             self._lines.drain()
         except MembershipChangedError as again:
-            if again.membership is not None and again.membership.epoch > membership.epoch:
+            if again.is_newer_than(membership):
                 raise
             what = "a server was started again while the trainers changed, and lacks their pushes"
             raise PeerLostError(what, hint=_START_AGAIN) from None

@@ -206,8 +206,7 @@ class Client(RequestSender):
         try:
             self._save_last()
         except MembershipChangedError as change:
-            told = change.membership
-            if told is not None and told.epoch > membership.epoch:
+            if change.is_newer_than(membership):
                 raise
             # Servers have begun another epoch since, so they have what it did in this place.
 

@@ -113,8 +113,7 @@ class MembershipWatch:
             try:
                 wait(asked)
             except MembershipChangedError as change:
-                told = change.membership
-                if told is not None and told.epoch > members.epoch:
+                if change.is_newer_than(members):
                     raise
             else:
                 return
