@@ -1,10 +1,11 @@
 """Changes of a job's trainers while it runs: some are lost, leave, or join; servers may change too.
 
 Server 0 decides on the next membership, and tells it in heartbeats; trainers tell the other
-servers. From then on a server is *closing*: it runs no more blocks, answers what can be answered,
-and refuses the rest, upon which trainers come again with a hello of the next epoch. When all
-members of it have come, the server begins that epoch, with a program for their number and the
-values and the progress that it has (docs/parameter-servers.md, "Trainers that join and leave").
+servers. From then on a server is *closing*: it runs no more blocks, once it has what trainers have
+done (`EpochEnd`), answers what can be answered, and refuses the rest, upon which trainers come
+again with a hello of the next epoch. When all members of it have come, the server begins that
+epoch, with a program for their number and the values and the progress that it has
+(docs/parameter-servers.md, "Trainers that join and leave").
 """
 
 from collections.abc import Callable, Mapping
