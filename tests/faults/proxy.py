@@ -35,7 +35,8 @@ class Proxy:
         self._cut, self._pass = threading.Event(), threading.Event()
         self._pass.set()
         self._losing: tuple[float, random.Random] | None = None
-        self._dead: frozenset[socket.socket] = frozenset()
+        self._dead: set[socket.socket] = set()
+        self._dead_to_come = 0  # connections to come on which all data is lost
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -76,9 +77,14 @@ class Proxy:
         finally:
             self._losing = None
 
-    def lose_all(self) -> None:
-        """Makes the present connections half-open: swallows all of their data from now on."""
-        self._dead = frozenset(self._open)
+    def lose_all(self, *, later: int = 0) -> None:
+        """Makes connections half-open: swallows all of their data from now on.
+
+        Args:
+            later: how many of the next connections to harm besides the present ones.
+        """
+        self._dead_to_come = later
+        self._dead.update(self._open)
 
     def close(self) -> None:
         self._pass.set()
@@ -92,6 +98,9 @@ class Proxy:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._target)
                 self._open += [client, server]
+                if self._dead_to_come:
+                    self._dead_to_come -= 1
+                    self._dead.update((client, server))
                 for ends in ((client, server, "request"), (server, client, "answer")):
                     threading.Thread(target=self._carry, args=ends, daemon=True).start()
 

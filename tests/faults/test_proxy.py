@@ -81,6 +81,14 @@ def test_harm_at_any_place_is_made_good(harm: str, way: str, secret: bytes | Non
 
 
 @pytest.mark.grid
+def test_a_handshake_that_is_lost_costs_no_peer() -> None:
+    with job(timing=Timing(), lost_s=LOST_S) as trainers:
+        trainers.proxy.lose_all(later=len(trainers.ends))  # the heartbeats, which connect first
+        trainers.push()
+        trainers.pull(MOST_S)
+
+
+@pytest.mark.grid
 @pytest.mark.parametrize("way", ["request", "answer"])
 def test_half_open_lines_cost_at_most_twice_the_silence_of_a_lost_peer(way: str) -> None:
     with job(timing=Timing(), lost_s=LOST_S) as trainers:
@@ -106,9 +114,10 @@ def test_a_network_that_holds_everything_for_10_s_ends_no_wait() -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("seed", range(3))
 def test_a_line_that_swallows_a_twentieth_ends_no_wait(seed: int) -> None:
-    with job(timing=Timing(), lost_s=3.0) as trainers:
+    # Without heartbeats: of those, so many may be lost that the peer is.
+    with job() as trainers:
         with trainers.proxy.losing(0.05, seed):
-            for _ in range(10):
+            for _ in range(30):
                 trainers.push()
                 trainers.pull()
         assert trainers.proxy.harms > 0

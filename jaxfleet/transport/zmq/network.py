@@ -57,14 +57,18 @@ class ZmqNetwork:
         """Returns this network with another limit of silence for the connections of clients.
 
         Half-open connections, on which data gets lost while both ends seem to be connected, are
-        otherwise noticed after 30 s.
+        otherwise noticed after 30 s. A handshake takes no longer than that silence, either: data of
+        it may get lost, too.
 
         Args:
             silent_s: seconds without any message while a client waits for one.
             doubles: wait twice as long each time; not necessary where all messages are short.
         """
         changed = copy(self)
-        changed._timing = replace(self._timing, silent_s=silent_s, doubles=doubles)  # noqa: SLF001  a copy of itself
+        handshake_s = min(self._timing.handshake_s, silent_s)
+        changed._timing = replace(  # noqa: SLF001  a copy of itself
+            self._timing, handshake_s=handshake_s, silent_s=silent_s, doubles=doubles
+        )
         return changed
 
     def connect(self, endpoints: Sequence[str]) -> ZmqConnections:
