@@ -46,7 +46,7 @@ def all_metrics() -> ServerMetrics:
     bench.one(0, Kind.HEARTBEAT, body={"doing": "step 1", "scalar_step": 1, "scalars": {"x": 1.0}})
     stores = [make_store(TableSpec(name="t", dim=1, memory_rows=rows)) for rows in (None, 20)]
     tables: dict[str, Any] = {name: store.stats() for name, store in zip("ab", stores, strict=True)}
-    found = bench.core.figures(bench.now)
+    found = bench.core.metrics(bench.now)
     return replace(found, counted={**found.counted, "saved": 1, "tables": tables})
 
 

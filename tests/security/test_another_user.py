@@ -125,7 +125,7 @@ def test_another_user_learns_nothing_changes_nothing_and_takes_little(tmp_path: 
         assert descriptors() < before + 64
         assert not core.trainers.facts
         assert not core.trainers.refused
-        assert core.figures(0.0).messages == {}
+        assert core.metrics(0.0).messages == {}
         parameters = train(listener, tmp_path / "ours")
         for name, array in parameters.items():
             np.testing.assert_array_equal(array, sgd_after(1)[name])

@@ -197,7 +197,7 @@ class Server:
     def _tell(self, now: float) -> None:
         if self._publish is not None and now - self._published >= _PUBLISH_S:
             self._published = now
-            self._publish(self._core.figures(now))
+            self._publish(self._core.metrics(now))
 
     def _compute(self) -> None:
         if self._worker is None or self._beside is None:

@@ -144,7 +144,7 @@ def serve(
             core.expect(members)
             notify(f"{core.outbox.name} begins anew: the job has other servers now")
             code = loop(core).serve()
-        publish(core.figures(time.monotonic()))
+        publish(core.metrics(time.monotonic()))
         metrics.wait_for_scrape()
     if core.failure is not None:
         raise core.failure
@@ -174,7 +174,7 @@ def _give_metrics(
     if port is None:
         return None
     token = None if secret_file is None else metrics_token(read_secret(secret_file))
-    metrics.publish(core.figures(time.monotonic()))
+    metrics.publish(core.metrics(time.monotonic()))
     metrics.start(read_metrics_host(), port, token)
     return None if token is None else write_token(port, token)
 

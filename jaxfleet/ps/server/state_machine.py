@@ -33,7 +33,7 @@ from jaxfleet.ps.server.outbox import (
     string_field,
 )
 from jaxfleet.ps.server.request_router import RequestRouter
-from jaxfleet.ps.server.server_figures import ServerFigures
+from jaxfleet.ps.server.server_counters import ServerCounters
 from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.server_moves import ServerMoves
 from jaxfleet.ps.server.trainer_registry import TrainerRegistry
@@ -77,7 +77,7 @@ class ServerCore:
         self._router = RequestRouter(self.outbox, self._me, self._links, own, cache, clock, most)
         moving = None if options.checkpoint_dir is None else options.checkpoint_dir / MOVING
         self._router.folders = SaveFolders(options.save_dirs, moving)
-        self.counters = ServerFigures(self.outbox, self.trainers, self._router)
+        self.counters = ServerCounters(self.outbox, self.trainers, self._router)
         self._collectives = CollectiveHandler(self.outbox, self.trainers, self._router, most)
         self._leases = LeaseHandler(self.outbox, self.trainers, self._router, clock)
         self._router.on_load = self._loaded
@@ -90,8 +90,9 @@ class ServerCore:
         self._members = members = Members(self.trainers)
         sessions, moves = self._sessions, self._moves
         self._changes = MembershipChanges(*common, sessions, self._links, moves, members)
-        whose = self.outbox, self.trainers, self._router, sessions, moves, members
-        self._requested = MembershipRequests(*whose)
+        self._requested = MembershipRequests(
+            self.outbox, self.trainers, self._router, sessions, moves, members
+        )
         self._changes.on_begin = self._leases.regroup
         self._handlers = self._requests()
         if own is not None and (restored := own.restore(self._sessions.note_damage)) is not None:
@@ -242,7 +243,7 @@ class ServerCore:
             self.failure = lifeless
         return self._carried()
 
-    def figures(self, now: float) -> ServerMetrics:
+    def metrics(self, now: float) -> ServerMetrics:
         is_failed = self.counters.is_ended and self.failure is not None
         return self.counters.metrics(now, is_failed=is_failed)
 

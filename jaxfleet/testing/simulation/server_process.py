@@ -122,7 +122,7 @@ class ServerProcess:
 
 def _data(core: ServerCore, now_s: float) -> dict[str, int]:
     """Returns the counts of the one epoch of leased samples; empty if there are none."""
-    data = core.figures(now_s).counted.get("data")
+    data = core.metrics(now_s).counted.get("data")
     epochs = data.get("epochs") if isinstance(data, dict) else None
     found = epochs[0] if isinstance(epochs, list) and epochs else None
     return {name: int(str(n)) for name, n in found.items()} if isinstance(found, dict) else {}

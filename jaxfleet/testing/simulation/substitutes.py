@@ -26,7 +26,7 @@ from jaxfleet.checkpoint.manifest import DTYPES, PieceRecord
 from jaxfleet.ir import printer
 from jaxfleet.lower import partition
 from jaxfleet.ps.client import heartbeat, trainer_executor
-from jaxfleet.ps.server import checkpoints, program_loader, request_router, server_figures
+from jaxfleet.ps.server import checkpoints, program_loader, request_router, server_counters
 from jaxfleet.runtime import leased_batches, pserver_job, trainer_step
 from jaxfleet.testing.simulation.disk import Disk, patches
 
@@ -51,7 +51,7 @@ def substituted(
         (time, "perf_counter", measured),
         (secrets, "token_hex", lambda count=8: draw.randbytes(count).hex()),
         (heartbeat, "resident_bytes", lambda: 0),
-        (server_figures, "resident_bytes", lambda: 0),
+        (server_counters, "resident_bytes", lambda: 0),
         (saving, "DataWriter", PieceWriter),
         (reading, "read_blocks", read_pieces),
         (leased_batches, "ThreadPoolExecutor", SameThread),

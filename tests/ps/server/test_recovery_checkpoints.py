@@ -12,7 +12,8 @@ from jaxfleet.checkpoint import PartReceipt, commit
 from jaxfleet.checkpoint.saving import cannot_write, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
+from jaxfleet.ps.client.replay_log import ReplayLog
+from jaxfleet.ps.client.server_session import ServerSession
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
@@ -70,7 +71,7 @@ def test_pushes_report_the_time_of_messages_which_brings_a_checkpoint_forward(
         for trainer, took_s in ((0, 0.9), (1, 0.4)):  # trainer 0 also waits for trainer 1
             bench.now += 1.0
             bench.send(trainer, Kind.PUSH, step, {"took_s": took_s}, sgd_grads(trainer, step))
-        saved.append(bench.core.figures(bench.now).counted["saved"])
+        saved.append(bench.core.metrics(bench.now).counted["saved"])
     assert saved == [0, 0, 3]  # 0.4 s a step
 
 

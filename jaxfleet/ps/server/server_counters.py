@@ -15,7 +15,7 @@ from jaxfleet.transport.messages import Kind, Message, Plain
 
 
 @dataclass
-class ServerFigures:
+class ServerCounters:
     """Counters of a server, and the metrics that it publishes.
 
     Attributes:

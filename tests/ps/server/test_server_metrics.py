@@ -16,7 +16,7 @@ from tests.ps.server.table_programs import USERS, table_program
 
 
 def figures(bench: Bench) -> ServerMetrics:
-    return bench.core.figures(bench.now)
+    return bench.core.metrics(bench.now)
 
 
 def of_trainer(bench: Bench, number: int = 0) -> TrainerMetrics:
