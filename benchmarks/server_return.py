@@ -27,7 +27,7 @@ from common import print_table
 from steady_memory import CLASSES, INPUTS, ROWS, start, train_step
 
 import jaxfleet as jf
-from jaxfleet.ps.client.request_sender import Recovery
+from jaxfleet.ps.client.server_recovery import ServerRecovery
 
 LONGEST_S = 1800.0
 HEARTBEAT_S = 1.5  # longer than the time between two heartbeats
@@ -35,9 +35,9 @@ HEARTBEAT_S = 1.5  # longer than the time between two heartbeats
 
 def train(width: int, steps: int, kill_after: int) -> None:
     """Trains in this process, and kills the server on the way."""
-    replay = Recovery._replay  # noqa: SLF001  # timed alone
+    replay = ServerRecovery._replay  # noqa: SLF001  # timed alone
 
-    def timed(recovery: Recovery, server: int, waiting: Any, *, pushes: bool) -> None:
+    def timed(recovery: ServerRecovery, server: int, waiting: Any, *, pushes: bool) -> None:
         heard: Any = recovery.outbox._heartbeat  # type: ignore[attr-defined]  # noqa: SLF001
         time.sleep(HEARTBEAT_S)
         while heard.pulse(server).doing == "compiling":
@@ -46,7 +46,7 @@ def train(width: int, steps: int, kill_after: int) -> None:
         replay(recovery, server, waiting, pushes=pushes)
         _say(f"replay took {time.monotonic() - began:.3f}")
 
-    replaced: Any = Recovery
+    replaced: Any = ServerRecovery
     replaced._replay = timed  # noqa: SLF001
     rng, state = np.random.default_rng(1), start(width)
     x = rng.normal(size=(ROWS, INPUTS)).astype(np.float32)

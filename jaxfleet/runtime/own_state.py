@@ -8,7 +8,7 @@ import numpy as np
 from jaxfleet.errors import PeerLostError
 from jaxfleet.lower.host_transfer import to_device
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.runtime.checkpointing import on_host
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.transport.messages import Kind, Plain, Tensor

@@ -14,8 +14,8 @@ import numpy as np
 from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, position_facts, write_part
 from jaxfleet.errors import CheckpointError, JaxfleetError
 from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.runtime.checkpointing import open_for, read_leaves
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.transport.messages import Kind, Plain, Tensor

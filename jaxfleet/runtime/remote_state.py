@@ -9,7 +9,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.ir import Kind, Program, Role, Variable
 from jaxfleet.passes.pserver.insert_startup import kept_for_trainers, leaf_pieces, state_exchange
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.trainer_executor import run_startup, sent_leaves
 from jaxfleet.runtime.checkpointing import on_host
 from jaxfleet.runtime.pserver_job import JobPrograms

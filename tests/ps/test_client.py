@@ -8,7 +8,8 @@ import pytest
 from jaxfleet.errors import ConnectError, ProgramError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Pulse
-from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
+from jaxfleet.ps.client.replay_log import ReplayLog
+from jaxfleet.ps.client.server_session import ServerSession
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.timeouts import Timeouts
 from jaxfleet.transport.messages import Kind, Message, Plain

@@ -3,7 +3,8 @@
 import pytest
 
 from jaxfleet.ps.client.former_process import FormerProcess, find_former
-from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
+from jaxfleet.ps.client.replay_log import ReplayLog
+from jaxfleet.ps.client.server_session import ServerSession
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxfleet.checkpoint import files
-from jaxfleet.ps.client.request_sender import Recovery
+from jaxfleet.ps.client.server_recovery import ServerRecovery
 from jaxfleet.ps.server.async_scheduler import AsyncScheduler
 from jaxfleet.ps.server.data_ledger import DataLedger
 from jaxfleet.ps.server.scheduler import Progress
@@ -70,15 +70,15 @@ def no_dedup_after_restart(patch: pytest.MonkeyPatch) -> None:
 
 def never_asked_again(patch: pytest.MonkeyPatch) -> None:
     """A client does not send again the last of the messages that a server reports missing."""
-    send_missing: Callable[..., None] = Recovery.send_missing
+    send_missing: Callable[..., None] = ServerRecovery.send_missing
 
-    def lossy(self: Recovery, server: int, answer: Message) -> None:
+    def lossy(self: ServerRecovery, server: int, answer: Message) -> None:
         missing = answer.body.get("missing")
         kept: list[Any] = missing[:-1] if isinstance(missing, list) else []
         body = {**answer.body, "missing": kept, "lacks": False}
         send_missing(self, server, Message(answer.kind, answer.sender, body=body))
 
-    patch.setattr(Recovery, "send_missing", lossy)
+    patch.setattr(ServerRecovery, "send_missing", lossy)
 
 
 def forgotten_lease(patch: pytest.MonkeyPatch) -> None:

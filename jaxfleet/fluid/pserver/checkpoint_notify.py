@@ -18,7 +18,7 @@ from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.npz_files import arrays_writer, file_of, write_files
 from jaxfleet.fluid.pserver.connections import Connection, Connections
 from jaxfleet.fluid.pserver.trainer import pull_whole
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.transport.messages import Kind, Plain
 
 NOTIFY, RECEIVE_AND_SAVE = "checkpoint_notify", "recv_save"

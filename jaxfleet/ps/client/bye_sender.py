@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability import LongWait
 from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.request_sender import RequestSender
-from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.transport.messages import Kind
 
 _BYE_S = 2.0

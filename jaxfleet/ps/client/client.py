@@ -17,27 +17,25 @@ from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_p
 from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
 from jaxfleet.ps.client.membership_watch import MembershipWatch
 from jaxfleet.ps.client.operation_names import OperationNames
-from jaxfleet.ps.client.request_sender import Recovery, ReplayBudget, RequestSender
-from jaxfleet.ps.client.server_session import (
+from jaxfleet.ps.client.pending_request import (
     PendingRequest,
-    ReplayLog,
-    ServerSession,
     describe_wait,
     lost_server_error,
-    refusal_error,
     timeout_error,
-    value_clock,
 )
+from jaxfleet.ps.client.replay_log import ReplayBudget, ReplayLog
+from jaxfleet.ps.client.reply_receiver import ReplyReceiver
+from jaxfleet.ps.client.request_sender import RequestSender
+from jaxfleet.ps.client.server_recovery import ServerRecovery
+from jaxfleet.ps.client.server_session import ServerSession
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
-from jaxfleet.ps.membership import CHANGED, Membership, MembershipChangedError
+from jaxfleet.ps.membership import Membership, MembershipChangedError
 from jaxfleet.ps.timeouts import Timeouts
-from jaxfleet.transport.messages import Connections, Kind, Message
+from jaxfleet.transport.messages import Connections, Kind
 
 _POLL_S = 0.25  # how often a wait checks heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have reached a previous process on the server's port
-_CHECK_S = 3.0  # a reply or a request may be lost with a connection
 _CHECK_BYE_S = 0.5
-_MOST_DAMAGED = 5  # consecutive frames that a server could not read, on a new connection, too
 
 
 class Client(RequestSender):
@@ -61,21 +59,25 @@ class Client(RequestSender):
         spans: Spans = NO_SPANS,
     ) -> None:
         servers = [ServerSession(ReplayLog(replay_bytes > 0)) for _ in me.endpoints]
-        replay = ReplayBudget(me.name, servers, replay_bytes, clock)
+        replay = ReplayBudget(me.name, [each.replay for each in servers], replay_bytes, clock)
         super().__init__(connections, me, timeouts, servers, replay)
         self.spans = spans
-        self.received_bytes = 0
         self.rewinds = 0
         self.former: FormerProcess | None = None
         self.entered: int | None = None  # the step after which it took a place in a changed job
         self.names = OperationNames()
         self._clock, self._heartbeat = clock, heartbeat
         self._hello_at = 0.0  # when to repeat it
-        self._check_s, self._is_closed = _CHECK_S, False
+        self._is_closed = False
         self._looked = clock()
         self._moves_away = False  # of the servers, some may be what they were no more
         self.members = MembershipWatch(self)
-        self._recovery = Recovery(self, self.wait)
+        self._recovery = ServerRecovery(self, self.wait)
+        self._replies = ReplyReceiver(self, self.members, self._recovery)
+
+    @property
+    def received_bytes(self) -> int:
+        return self._replies.received_bytes
 
     def next_step(self, rows: int) -> None:
         """Advances to the next step, whose global batch has `rows` rows."""
@@ -259,21 +261,21 @@ class Client(RequestSender):
             left = deadline - self._clock()
             if left <= 0:
                 raise self._late(requests, limit, error)
-            self._look(requests, at_once=not self._receive(min(left, _POLL_S)))
+            self._look(requests, at_once=not self._replies.receive(min(left, _POLL_S)))
             self._bring_level()
             wait.look(lambda: self._described(requests))
 
     def poll(self) -> None:
         """Handles received messages without waiting; regularly checks the servers."""
-        while self._receive(0.0):
+        while self._replies.receive(0.0):
             pass
         self._look(())
         self._bring_level()
 
     def _hear(self, timeout_s: float) -> None:
         """Handles a received message, whichever servers are lost or were started again."""
-        self._receive(timeout_s)
-        self._check_pending(self._clock())
+        self._replies.receive(timeout_s)
+        self._replies.check_due(self._clock())
 
     def _go_on(self, timeout_s: float) -> None:
         """Handles a received message, whichever servers are lost."""
@@ -286,7 +288,7 @@ class Client(RequestSender):
             self._looked = now
             self._look_at_servers(requests)
             self._say_hello_again(requests)
-            self._check_pending(now)
+            self._replies.check_due(now)
 
     def clock_s(self) -> float:
         """Returns the time in seconds; only differences matter."""
@@ -326,7 +328,7 @@ class Client(RequestSender):
             except (JaxfleetError, MembershipChangedError) as error:
                 if not self.me.is_sync:
                     alert(f"{self.me.name} ends without a last checkpoint of all servers: {error}")
-            self._check_s = _CHECK_BYE_S
+            self._replies.check_s = _CHECK_BYE_S
             with suppress(JaxfleetError, MembershipChangedError):
                 ByeSender(self, self._heartbeat, self._clock, self.wait, self._go_on).send()
         finally:
@@ -362,63 +364,6 @@ class Client(RequestSender):
                   if log.until_saved and (all_lack or log.first_step() is not None)]  # fmt: skip
         self.doing("last checkpoint")
         self.wait([self.request(server, Kind.SAVE) for server in pushed])
-
-    def _receive(self, timeout_s: float) -> bool:
-        """Takes the next message; returns False if none comes in time."""
-        received = self.connections.receive(timeout_s)
-        if received is not None:
-            self._take(*received)
-        return received is not None
-
-    def _take(self, server: int, message: Message) -> None:
-        self.received_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
-        known = self.servers[server]
-        if message.kind is Kind.ERROR:
-            self._take_error(server, known, message)
-            return
-        if message.kind is Kind.PENDING:
-            self._recovery.send_missing(server, message)
-            return
-        if "members" in message.body and not self.me.is_sync:
-            self.members.look(Membership.of(message.body))
-        request = known.waiting.get(message.number)  # None for a second reply to a repeated one
-        if request is not None and not known.is_void_answer(request):
-            request.take(message)
-            known.clock = value_clock(message, known.clock)
-            if request.is_done:
-                known.has_answered(request)
-
-    def _take_error(self, server: int, known: ServerSession, message: Message) -> None:
-        """Raises a server's error, unless it was raised before or concerns only others."""
-        number = message.number
-        if message.body.get("error") == "stranger" and known.is_open:
-            if number not in known.repeated:
-                self._recovery.see_stranger(server)
-        elif not number and message.body.get("error") == "bad_message" and known.is_open:
-            known.damaged += 1  # a frame too damaged to identify its request
-            if known.damaged > _MOST_DAMAGED:
-                if known.is_renewed:
-                    raise refusal_error(self.me, server, message)
-                # Bytes that were lost on the way shift all that follow on the connection.
-                known.damaged, known.is_renewed = 0, True
-                self.connections.renew(server)
-            self.check_pending(server)
-        elif number not in known.repeated or number in known.waiting:
-            if known.waiting.pop(number, None) is not None:
-                known.repeated.add(number)
-            if message.body.get("error") == CHANGED:
-                self.members.note(Membership.of(message.body))
-                raise MembershipChangedError(self.members.following)
-            raise refusal_error(self.me, server, message)
-
-    def _check_pending(self, now: float) -> None:
-        """Checks overdue requests and pushes: a connection may have lost them or their replies."""
-        renewed = self.connections.renewed()
-        for server, known in enumerate(self.servers):
-            due = known.is_due(now, self._check_s)
-            if known.is_open and (due or server in renewed):
-                known.check_at_s = now + self._check_s
-                self.check_pending(server)
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self.servers):

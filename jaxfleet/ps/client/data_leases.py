@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.lease_log import Lease
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.transport.messages import Kind, Message, Plain
 
 

@@ -15,7 +15,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator, Program, Variable
 from jaxfleet.lower.host_transfer import all_to_device, host_type, to_host
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.gradient_encoding import Residuals
 from jaxfleet.transport.buffers import BufferPool, aligned_copy, is_aligned
 from jaxfleet.transport.messages import Kind, Plain, Tensor

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.tables import RowBatch, TableSpec
 from jaxfleet.tables.access import LiveTable, RowReader, TableAccess, unknown_table
 from jaxfleet.tables.buckets import buckets_of, server_of

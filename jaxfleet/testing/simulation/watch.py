@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jaxfleet.errors import JaxfleetError, PeerLostError
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.server import ServerCore
 from jaxfleet.ps.server.metrics import ServerMetrics
 from jaxfleet.testing.simulation.scheduler import Scheduler
