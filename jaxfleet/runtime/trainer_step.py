@@ -298,6 +298,8 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
     def shrink(self, table: str) -> int:
         """Evicts rows of a table, as `Step.shrink`; collective, after the same number of steps.
 
+        A process that returns evicts none where all trainers have gone on: they would not come.
+
         Raises:
             ProgramError: the step does not look up this table.
             PeerLostError: a server, or another trainer, is gone or late.
@@ -305,6 +307,8 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         return self._through_changes(lambda: self._shrink(table))
 
     def _shrink(self, table: str) -> int:
+        if self.client.is_past():
+            return 0
         what = self._pause(f"shrink '{table}'")
         return shrink_table(self.client, self.tables, table, what)
 
@@ -312,7 +316,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         """Exports a table's rows, as `Step.export`; returns their number.
 
         Collective, after the same number of steps; trainer 0 writes. It has all keys in memory, and
-        some rows at a time.
+        some rows at a time. A process that returns writes none again, like `shrink`; it returns 0.
 
         Raises:
             CheckpointError: the folder exists already, or cannot be written.
@@ -324,6 +328,8 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         return self._through_changes(lambda: self._export(table, write))
 
     def _export(self, table: str, write: Callable[[], int]) -> int:
+        if self.client.is_past():
+            return 0
         what = self._pause(f"export '{table}'")
         return export_table(self.client, self.tables, table, what, write)
 

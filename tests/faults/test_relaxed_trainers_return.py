@@ -4,6 +4,7 @@ Gradients and the rate are 1, so parameters and rows of a table count the applie
 the former process and those that the new one takes again count once.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,13 +228,29 @@ def test_waiting_where_a_process_cannot_return_is_refused() -> None:
         jf.DistributedStrategy(mode="collective", on_trainer_lost="wait", communication="local_sgd")
 
 
-def test_a_checkpoint_that_all_have_saved_is_not_saved_again(tmp_path: Path) -> None:
-    """Server 0 is lost with a trainer, and has no answer for a save that it forgot."""
+def shrink(step: TrainerStep, _state: Any, _folder: Path) -> None:
+    assert step.shrink(training.COUNTED.name) == 0
+
+
+def export(step: TrainerStep, _state: Any, folder: Path) -> None:
+    step.export(training.COUNTED.name, folder)
+
+
+def save(step: TrainerStep, state: Any, folder: Path) -> None:
+    step.save(folder, state)
+
+
+@pytest.mark.parametrize("operate", [save, shrink, export])
+def test_what_all_have_done_together_is_not_done_again(
+    operate: Callable[[TrainerStep, Any, Path], None], tmp_path: Path
+) -> None:
+    """Server 0 is lost with a trainer, and has no answer for an operation that it forgot."""
     job = job_of("async", folder=tmp_path / "own", returns_s=30.0)
-    save, lost = saves(tmp_path / "saved", 4), False
+    lost = False
 
     def between(step: TrainerStep, state: Any, done: int) -> Any:
-        save(step, state, done)
+        if done == 4:
+            operate(step, state, tmp_path / "saved")
         return state
 
     def look(trainer: int, _server: int, message: Message) -> None:
