@@ -19,7 +19,6 @@ SCHEDULES = 300  # by default, in parts so that workers share them
 PART = 30
 GRID = 10_000
 GRID_PART = 485
-OPEN = {4065, 7049}  # not mended yet: servers that are told to end, and one killed in two changes
 MOST = 2_000  # schedules in which a planted bug must be found
 
 
@@ -39,7 +38,7 @@ def test_no_schedule_breaks_an_invariant(first: int) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first", range(SCHEDULES, GRID, GRID_PART))
 def test_more_schedules_break_no_invariant(first: int) -> None:
-    failures = list(explore([seed for seed in range(first, first + GRID_PART) if seed not in OPEN]))
+    failures = list(explore(range(first, first + GRID_PART)))
     assert not failures, "\n".join(map(str, failures))
 
 

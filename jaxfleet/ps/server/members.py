@@ -64,9 +64,13 @@ class Members:
             raise RequestError("refused", f"no trainer can {what}: {self.fixed}")
 
     def is_lost(self, session: str, now: float) -> bool:
-        known = self.trainers.process(session)
-        heard = known.heard if known is not None else self.candidates.heard(session)
+        heard = self.heard(session)
         return heard is None or now - heard > self.trainers.options.lost_after_s
+
+    def heard(self, session: str) -> float | None:
+        """Returns when a process was last heard; None if never since this server was started."""
+        known = self.trainers.process(session)
+        return known.heard if known is not None else self.candidates.heard(session)
 
     def named(self, session: str, now: float) -> str:
         """Describes a lost process."""

@@ -176,13 +176,18 @@ class MembershipDecisions:
             self._go_on_without(gone, now)
 
     def _admit(self, now: float) -> None:
-        """Lets candidates join that can have an equal part of the batch; or has the job move."""
+        """Lets candidates join that can have an equal part of the batch; or has the job move.
+
+        Where the job moves after this step, they join it at the servers to which it has moved.
+        """
+        if self.members.current.move is not None:
+            return
         members, asked = self.members.sessions(), self.moves.wanted(now)
         here = [s for s in self.members.candidates if not self.members.is_lost(s, now)]
         count = self.members.divisor(len(members) + len(here))
         if count > len(members):
             self._announce([*members, *here[: count - len(members)]], now)
-        elif asked is not None and self.members.current.move is None:
+        elif asked is not None:
             self.announce(Membership(self._next_epoch(), members, move=asked), now)
 
     def _announce(self, sessions: Sequence[str], now: float) -> None:

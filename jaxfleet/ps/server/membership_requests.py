@@ -85,6 +85,8 @@ class MembershipRequests:
         self.members.check_change("join")
         members = self.members.sessions()
         if all(self.members.is_lost(each, now) for each in members):
+            if any(self.members.heard(each) is None for each in members):
+                return {"waits": True}  # started again: some may still come
             raise RequestError(
                 "refused", "all trainers of the job are lost, and its state with them"
             )

@@ -48,8 +48,8 @@ def _is_excused(run: Run, name: str, error: JaxfleetError) -> bool:
     kind, _, number = name.partition(" ")
     if kind == "server":  # which waits for lost trainers when the others have ended
         return schedule.lost_trainers > 0 and not schedule.mode.waits
-    joins = int(number) >= TRAINERS  # it is told if the job has ended, or just moves
-    return joins and (schedule.mode.moves or isinstance(error, ConnectError))
+    joins = int(number) >= TRAINERS
+    return joins and isinstance(error, ConnectError)  # it is told that the job has ended
 
 
 def _moves(run: Run) -> Iterator[str]:
@@ -60,8 +60,10 @@ def _moves(run: Run) -> Iterator[str]:
         for step, counts in enumerate(zip(*(x.servers for x in run.trainers), strict=False)):
             if len(set(counts)) > 1:
                 yield f"trainers did their step number {step + 1} with {counts} servers"
-    count = max(run.counts_of_servers, default=0)
-    for server, end in run.former if not run.errors else ():
+    if run.errors or not run.counts_of_servers:
+        return  # the launch ends the servers of a job that fails, or that no trainer has ended
+    count = max(run.counts_of_servers)
+    for server, end in run.former:
         if server >= count and end.is_told and end.has_served and end.starts == 1:
             yield f"server {server} had to be told to end when the job had moved to others"
 

@@ -88,6 +88,17 @@ def test_a_move_is_decided_at_the_first_gradients_of_a_step() -> None:
     assert newest(bench).epoch == 1
 
 
+def test_a_process_joins_the_servers_to_which_a_job_moves_and_not_those_that_it_leaves() -> None:
+    bench = moving()
+    program = bench.core.trainers.facts["program"]
+    body: dict[str, Plain] = {"job": "j", "session": "new", "trainers": 2, "program": program}
+    assert bench.one(8, Kind.JOIN, body=body).body == {"trainers": 2, "waits": True}
+    for trainer in range(2):
+        peer = b"%d in epoch 1" % trainer
+        bench.send(trainer, Kind.PUSH, 2, {"rows": 12}, sgd_grads(trainer, 2), peer=peer)
+    assert newest(bench) == Membership(1, ("s0", "s1"), (), MOVE)
+
+
 def test_to_peek_changes_nothing() -> None:
     bench = started()
     assert ask(bench, peek=True).body == {"moved": False}
