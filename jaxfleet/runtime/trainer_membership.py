@@ -236,7 +236,8 @@ class ChangingTrainer(ABC):
         self._take_programs(self._scaling.programs(number, count), count)
         client = self._prepared(self._scaling.connect(self._job, membership, old.me.session))
         client.leases, client.names = old.leases, old.names.copy()
-        client.me = replace(client.me, former=old.me.trainer, done=old.step)
+        former, epoch = old.me.trainer, old.me.membership.epoch
+        client.me = replace(client.me, former=former, former_epoch=epoch, done=old.step)
         try:
             client.open()
             client.enter(old.step)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.request_sender import RequestSender
-from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.ps.membership import Membership, MembershipChangedError
 from jaxfleet.transport.messages import Kind, Message, Plain
 
@@ -107,13 +107,10 @@ class MembershipWatch:
         sender, self._ends = self.sender, True
         for known in sender.servers:
             known.rewind(sender.step)
-        refusals = sum(len(known.waiting) for known in sender.servers)  # of earlier requests
         asked = [self._tell(server, members) for server in range(len(sender.servers))]
-        for _ in range(refusals + 1):
+        while not all(request.is_done for request in asked):
             try:
                 wait(asked)
-            except MembershipChangedError as change:
+            except MembershipChangedError as change:  # also of a request before these
                 if change.is_newer_than(members):
                     raise
-            else:
-                return

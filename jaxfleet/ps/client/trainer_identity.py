@@ -31,6 +31,7 @@ class TrainerIdentity:
         leaves: a SIGTERM lets this trainer leave the job.
         is_sync: trainers wait for each other at every step of the client.
         former: its number among the members before; None if it was none of them.
+        former_epoch: of those members.
         done: the last step that it did as that.
         has_begun: all servers have greeted it among the present members.
     """
@@ -50,6 +51,7 @@ class TrainerIdentity:
     leaves: bool = False
     is_sync: bool = True
     former: int | None = None
+    former_epoch: int | None = None
     done: int | None = None
     has_begun: bool = False
 
@@ -86,6 +88,7 @@ class TrainerIdentity:
             "fixed": self.fixed,
             "leaves": self.leaves,
             "former": self.former,
+            "former_epoch": self.former_epoch,
             "done": self.done,
             "has_begun": self.has_begun,
             **self.membership.plain(),

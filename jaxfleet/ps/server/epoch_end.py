@@ -73,6 +73,7 @@ class EpochEnd:
         """
         stuck = self._stuck(sessions, done)
         if not all(each in done or each in stuck for each in sessions):
+            self._lacks_since = None
             return
         last = max((*done.values(), *stuck.values()), default=-1)
         if self.router.step >= last:
@@ -126,6 +127,11 @@ class EpochEnd:
         known = self.trainers.by_id.get(trainer)
         return "" if known is None else str(known.session)
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """Discounts the time while this process was suspended."""
+        if self._lacks_since is not None:
+            self._lacks_since = min(self._lacks_since + seconds, now)
+
     def settle(self) -> bool:
         """Returns whether what trainers have done is saved; answers those that have ended then.
 
@@ -154,11 +160,15 @@ class EpochEnd:
     def former(self, message: Message) -> int | None:
         """Returns the number that the sender of a hello had before, as it says; None without one.
 
-        A number that no trainer had counts as none.
+        A number that no trainer had counts as none, as does one of another epoch than that from
+        which this server was started again.
         """
-        number, held = message.body.get("former"), self.router.held
+        number, epoch = message.body.get("former"), message.body.get("former_epoch")
+        held = self.router.held
         had = range(held.plan.trainers) if held is not None else range(0)
-        return number if isinstance(number, int) and number in had else None
+        if not isinstance(number, int) or number not in had or epoch != self.restored:
+            return None
+        return number
 
     def begin(self, epoch: int, *, is_behind: bool) -> None:
         """Begins the next epoch; `is_behind` if its trainers have gone on in it before."""

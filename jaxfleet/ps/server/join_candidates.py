@@ -36,6 +36,11 @@ class JoinCandidates:
         """Returns when a process was heard last; None if it does not wait."""
         return self._heard.get(session)
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """Discounts silence while this process was suspended."""
+        for session, heard in self._heard.items():
+            self._heard[session] = min(heard + seconds, now)
+
     def forget(self, sessions: Iterable[str]) -> None:
         """Removes processes that have become members."""
         for session in sessions:

@@ -212,6 +212,12 @@ class MembershipChanges:
             CHANGED, f"the trainers of the job change: {why}", more=membership.plain()
         )
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """Discounts silence and waits while this process was suspended."""
+        self._since = min(self._since + seconds, now)
+        self._end.forgive(seconds, now)
+        self.members.candidates.forgive(seconds, now)
+
     def look(self, now: float) -> None:
         """Decides about lost trainers, and ends a change that cannot be completed."""
         patience = self.trainers.options.lost_after_s

@@ -257,6 +257,7 @@ class ServerCore:
         self._liveness.forgive(seconds, now)
         self._leases.forgive(seconds, now)
         self._moves.forgive(seconds, now)
+        self._changes.forgive(seconds, now)
 
     def take_tasks(self) -> list[DeviceTask]:
         """Returns the next tasks, in order; each is passed to `finish` or `fail`."""

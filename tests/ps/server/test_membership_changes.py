@@ -1,11 +1,13 @@
 """What server 0 answers to a process that may join, or asks whether others may."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.transport.messages import Kind
+from jaxfleet.transport.messages import Kind, Message
 from tests.ps.server.common import ENDPOINT, SGD, Bench, error_of, hello, sgd_grads, sgd_state
 
 OPTIONS = ServerOptions(server=0, lost_after_s=5, step_timeout_s=600)
@@ -80,6 +82,36 @@ def test_nobody_waits_to_join_a_job_whose_trainers_are_all_lost() -> None:
     code, text = error_of(ask(bench))
     assert code == "refused"
     assert text == "all trainers of the job are lost, and its state with them"
+
+
+def test_who_joins_waits_for_members_that_have_not_greeted_a_server_since_it_was_started() -> None:
+    bench = started()
+    members = bench.core._members  # noqa: SLF001
+    members.following = Membership(1, ("one that came to no other",))
+    assert ask(bench).body == {"waits": True}
+
+
+def test_the_time_while_a_server_was_suspended_counts_for_no_candidate_and_no_change() -> None:
+    bench = started()
+    body = {"job": "j", "session": "new", "trainers": 2, "program": "hash"}
+    bench.core.trainers.facts["program"] = "hash"
+    assert bench.one(9, Kind.JOIN, body=body).body == {"trainers": 2, "waits": True}
+    members, end = bench.core._members, bench.core._changes._end  # noqa: SLF001
+    end._lacks_since = bench.now  # noqa: SLF001
+    bench.now += 60.0
+    bench.core.forgive(60.0)
+    assert not members.is_lost("new", bench.now)
+    assert end._lacks_since == bench.now  # noqa: SLF001
+
+
+def test_a_former_number_counts_only_in_the_epoch_of_the_servers_checkpoint() -> None:
+    bench = started()
+    end = bench.core._changes._end  # noqa: SLF001
+    end.restored = 3
+    said = Message(Kind.HELLO, "trainer 0", body={"former": 1, "former_epoch": 3})
+    assert end.former(said) == 1
+    assert end.former(replace(said, body={"former": 1, "former_epoch": 4})) is None
+    assert end.former(replace(said, body={"former": 2, "former_epoch": 3})) is None
 
 
 def test_a_trainer_that_leaves_while_it_waits_for_values_is_told_that_it_has_left() -> None:
