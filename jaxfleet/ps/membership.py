@@ -105,11 +105,13 @@ class MembershipChangedError(Exception):
 
     Args:
         membership: the new one; None if the server that interrupted did not name it.
+        begun_at: a server that has begun another epoch, so it refuses a hello of this one.
     """
 
-    def __init__(self, membership: Membership | None) -> None:
+    def __init__(self, membership: Membership | None, begun_at: int | None = None) -> None:
         super().__init__("the members of the job change")
         self.membership = membership
+        self.begun_at = begun_at
 
     def is_newer_than(self, other: Membership) -> bool:
         """Whether it names members that come after others."""

@@ -114,3 +114,6 @@ class MembershipWatch:
             except MembershipChangedError as change:  # also of a request before these
                 if change.is_newer_than(members):
                     raise
+                if (at := change.begun_at) is not None:  # it has what was done before
+                    sender.servers[at].is_level = True
+                    asked = [request for request in asked if request.server != at]

@@ -69,11 +69,13 @@ class ReplyReceiver:
                 self.sender.connections.renew(server)
             self.sender.check_pending(server)
         elif number not in known.repeated or number in known.waiting:
-            if known.waiting.pop(number, None) is not None:
+            if (request := known.waiting.pop(number, None)) is not None:
                 known.repeated.add(number)
             if message.body.get("error") == CHANGED:
                 self.members.note(Membership.of(message.body))
-                raise MembershipChangedError(self.members.following)
+                is_hello = request is not None and request.message.kind is Kind.HELLO
+                begun_at = server if is_hello else None
+                raise MembershipChangedError(self.members.following, begun_at)
             raise refusal_error(self.sender.me, server, message)
 
     def check_due(self, now: float) -> None:
