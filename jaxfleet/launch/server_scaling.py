@@ -115,8 +115,7 @@ class ServerScaling:
         while time.monotonic() < until:
             self._requests.check()
             if number not in self._members.servers:
-                what = f"server {number} ended before it served"
-                raise StrategyError(what, hint="the job goes on as before; see its output")
+                raise _ended_early(number)
             try:
                 if ask_a_server(self._job, endpoint, 1.0) is not None:
                     return
@@ -149,6 +148,8 @@ class ServerScaling:
     def _need(self, start: int) -> None:
         """Has dead servers that were added started again: the job may move to them from now on."""
         self._check_start(start)
+        for number in sorted(self._unused - self._members.servers.keys()):
+            raise _ended_early(number)  # after it was heard
         self._is_asked = True
 
     def _check_start(self, start: int) -> None:
@@ -222,3 +223,8 @@ def _end(processes: Sequence[Process]) -> None:
     for process in processes:
         if process.status is None:
             process.tell(signal.SIGTERM)
+
+
+def _ended_early(server: int) -> StrategyError:
+    what = f"server {server} ended before it served"
+    return StrategyError(what, hint="the job goes on as before; see its output")
