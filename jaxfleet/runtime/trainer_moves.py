@@ -5,6 +5,7 @@ that they have, and move before the next one, all of them at the same step. The 
 checkpoint, which the new servers read with their own slices and buckets.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class TrainerMoves(TrainerCheckpoints[State]):
         scaling.move_to(move.servers)
         self._take_programs(scaling.programs(old.me.trainer, old.me.trainers), old.me.trainers)
         client = self._prepared(scaling.connect(self._job, members, old.me.session))
+        client.me = replace(client.me, has_moved=True)
         try:
             client.open()
             restored, _ = restore_job(client, self._served, path)

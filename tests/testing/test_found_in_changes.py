@@ -4,6 +4,7 @@ import pytest
 
 from jaxfleet.testing.simulation import Schedule, check
 from jaxfleet.testing.simulation.faults import (
+    ClockJump,
     Delay,
     Duplication,
     Fault,
@@ -253,6 +254,36 @@ FOUND = (
         Reset(at_s=1.798657, trainer=1, server=1),
         Leave(trainer=1, after_step=1),
         Join(at_s=0.796554),
+    ),
+    Found(
+        105605,
+        "a server that is killed when its trainers have left it for others begins anew",
+        Mode(moves=True),
+        (0.549404, 0.68649),
+        KillServer(server=0, away_s=2.784491, at_operation=54, loses_power=True),
+        LossOfOne(kind=Kind.ROWS, number=28),
+        Move(at_s=0.332697, servers=3),
+    ),
+    Found(
+        105969,
+        "a trainer waits no longer for a server that does not stay once others have moved",
+        Mode(has_table=True, saves=True, restores=True, moves=True),
+        (0.380884, 0.443499),
+        ClockJump(at_s=7.742875, process="trainer 0", by_s=0.28966),
+        KillServer(server=1, away_s=2.906666, at_operation=61, loses_power=True),
+        Reset(at_s=1.821556, trainer=1, server=0),
+        Move(at_s=0.887377, servers=1),
+    ),
+    Found(
+        163744,
+        "a job moves to no server that has ended since it was heard",
+        Mode(servers=1, moves=True),
+        (0.697926, 0.453142),
+        KillServer(server=1, away_s=1.544178, at_s=7.691652, loses_power=True),
+        LossOfOne(kind=Kind.REDUCED, number=2),
+        KillServer(server=1, away_s=2.528105, at_s=1.621138, loses_power=True),
+        Reset(at_s=5.236683, trainer=1, server=1),
+        Move(at_s=1.614098, servers=3),
     ),
 )
 

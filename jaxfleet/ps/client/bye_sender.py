@@ -1,14 +1,16 @@
 """Byes of a trainer, said until each server has answered, or is not there any more."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from jaxfleet.errors import PeerLostError
+from jaxfleet.errors import PeerLostError, ProgramError
 from jaxfleet.observability import LongWait
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.request_sender import RequestSender
+from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.transport.messages import Kind
 
 _BYE_S = 2.0
@@ -64,7 +66,8 @@ class MoveSender:
     """Says bye to servers from which all trainers move to others.
 
     They answer when all trainers have said it. Then they end, or begin anew and know none of
-    them: nothing is repeated to one that is not what it was.
+    them: nothing is repeated to one that is not what it was. A server that was started again is
+    what it was until one of them has answered: then no trainer needs its old state any more.
 
     Attributes:
         receive: receives for some seconds, without returning to servers that were started again.
@@ -83,29 +86,53 @@ class MoveSender:
         byes = [outbox.request(at, Kind.BYE, body={"moves": True})
                 for at in range(len(outbox.servers))]  # fmt: skip
         strange: dict[int, float] = {}  # since when servers do not know this trainer
-        while (left := [bye for bye in byes if not self._is_over(bye)]) and self.clock() < until:
+        left, moved_at = byes, math.inf
+        while left and self.clock() < min(until, moved_at + outbox.timeouts.lost_after_s):
             self.receive(_POLL_S)
             wait.look(lambda: f"{outbox.me.name} waits for the others, to move to other servers")
-            for bye in left:
-                self._return_if_same(bye.server, strange)
-        return left
+            left = [bye for bye in left if self._returned_if_same(bye.server, strange)]
+            if any(bye.is_done or self._has_begun_anew(bye.server) for bye in byes):
+                moved_at = min(moved_at, self.clock())  # nobody needs what a server was
+            have_moved = moved_at < math.inf
+            left = [bye for bye in left if not self._is_over(bye, have_moved=have_moved)]
+        return left if moved_at == math.inf else []
 
-    def _is_over(self, bye: PendingRequest) -> bool:
+    def _is_over(self, bye: PendingRequest, *, have_moved: bool) -> bool:
         if bye.is_done or self.heartbeat is None:
             return bye.is_done or not self.outbox.servers[bye.server].is_level
-        lost_s = self.outbox.timeouts.lost_after_s
-        return self._is_new(bye.server) or self.heartbeat.silent_s(bye.server) > lost_s
+        timeouts = self.outbox.timeouts
+        limit_s = timeouts.lost_after_s + (0.0 if have_moved else timeouts.server_return_s)
+        if self.heartbeat.silent_s(bye.server) > limit_s:
+            return True
+        return self._is_new(bye.server) and (have_moved or self._has_begun_anew(bye.server))
 
     def _is_new(self, server: int) -> bool:
+        """Whether a server has not greeted this trainer since it was started or begun anew."""
         assert self.heartbeat is not None
         return self.outbox.servers[server].is_unknown(self.heartbeat.pulse(server))
 
-    def _return_if_same(self, server: int, strange: dict[int, float]) -> None:
-        """Returns to a server that lost its connection; its heartbeats show that it did not end."""
+    def _has_begun_anew(self, server: int) -> bool:
+        """Whether a server has ended what it was, after the byes of all trainers."""
+        if self.heartbeat is None or not self._is_new(server):
+            return False
+        pulse, epoch = self.heartbeat.pulse(server), self.outbox.me.membership.epoch
+        has_new = pulse.membership is not None and pulse.membership.epoch > epoch
+        return has_new or pulse.step < 0
+
+    def _returned_if_same(self, server: int, strange: dict[int, float]) -> bool:
+        """Returns to a server that does not know this trainer, and is what it was.
+
+        Its heartbeats show that it did not end. Returns False if it has begun anew meanwhile.
+        """
         if self.outbox.servers[server].is_level or self.heartbeat is None:
             strange.pop(server, None)
-            return
+            return True
         since = strange.setdefault(server, self.clock())
         heard = self.heartbeat.pulse(server).last_heard_s
-        if heard is not None and heard > since + _AFTER_S and not self._is_new(server):
+        if heard is None or heard <= since + _AFTER_S or self._has_begun_anew(server):
+            return True
+        try:
             self.return_to(server)
+        except (MembershipChangedError, ProgramError):
+            return False  # with others that have moved
+        return True

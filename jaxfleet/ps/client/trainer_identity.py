@@ -34,6 +34,7 @@ class TrainerIdentity:
         former_epoch: of those members.
         done: the last step that it did as that.
         has_begun: all servers have greeted it among the present members.
+        has_moved: with all trainers, from other servers, whose state is in a checkpoint.
     """
 
     job: str
@@ -54,6 +55,7 @@ class TrainerIdentity:
     former_epoch: int | None = None
     done: int | None = None
     has_begun: bool = False
+    has_moved: bool = False
 
     @property
     def name(self) -> str:
@@ -91,6 +93,7 @@ class TrainerIdentity:
             "former_epoch": self.former_epoch,
             "done": self.done,
             "has_begun": self.has_begun,
+            "has_moved": self.has_moved,
             **self.membership.plain(),
         }
 

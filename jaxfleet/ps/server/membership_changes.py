@@ -85,6 +85,9 @@ class MembershipChanges:
         if not self.trainers.facts and self._may_begin(given):
             self._begin_with(peer, message, given, now)
             return
+        if given.epoch > current.epoch and self._has_moved(message):
+            self.moves.end(given)
+            return
         if given.epoch > current.epoch:
             if self._is_in_turn(given, has_begun=message.body.get("has_begun") is True):
                 self._arrive(peer, message, given, now)
@@ -108,6 +111,14 @@ class MembershipChanges:
             return given.epoch >= self.members.current.epoch
         # Later members come after a change that it missed; new ones, when all begins again.
         return given.epoch == restored or (self.router.waits and given.epoch == 0)
+
+    def _has_moved(self, message: Message) -> bool:
+        """Whether a hello shows that all trainers have left this server, as it was, for others.
+
+        It has not heard their byes, since it was started again, or suspended until they gave up.
+        """
+        may_move = self._end.restored is not None or self.members.current.move is not None
+        return may_move and message.body.get("has_moved") is True
 
     def _is_in_turn(self, given: Membership, *, has_begun: bool) -> bool:
         """Whether a hello is of the next epoch that begins here.

@@ -24,11 +24,14 @@ class ServerMoves:
 
     Attributes:
         is_done: all trainers have moved, so this server ends, or begins anew.
+        moved: the members with which it begins anew, as one of them says that had moved before this
+            server was started again; None if the trainers have said bye to it.
     """
 
     outbox: Outbox
     trainers: TrainerRegistry
     is_done: bool = False
+    moved: Membership | None = None
     _asked: ServerMove | None = None
     _asked_at: float = 0.0  # when it was repeated last
     _byes: dict[int, Request] = field(default_factory=dict)
@@ -69,9 +72,17 @@ class ServerMoves:
         self.trainers.by_id[request.trainer].left = True
         self._byes[request.trainer] = request
         if self.trainers.all_left():
-            for each in self._byes.values():
-                self.outbox.reply(each, Kind.OK)
-            self.is_done = True
+            self._end()
+
+    def end(self, moved: Membership) -> None:
+        """Ends what this server was, without the byes of trainers that have moved."""
+        self.moved = moved
+        self._end()
+
+    def _end(self) -> None:
+        for each in self._byes.values():
+            self.outbox.reply(each, Kind.OK)
+        self.is_done = True
 
     def look(self, now: float) -> None:
         """Refuses the byes of trainers whose job cannot move: another one is lost, or late."""

@@ -301,7 +301,8 @@ class ServerCore:
         if self.failure is not None:
             return True
         has_work = self._tasks or self.outbox.tasks or self._sessions.awaits_rerun
-        return self.stopped or (self.trainers.all_left() and not has_work)
+        is_over = self._moves.is_done or self.trainers.all_left()
+        return self.stopped or (is_over and not has_work)
 
     @property
     def servers(self) -> list[str]:
@@ -318,8 +319,11 @@ class ServerCore:
         Its trainers have moved to other servers, and it is one of those, without what it was.
         """
         members, server = self._members.current, self._sessions.server or 0
-        is_over = not self._moves.is_done or self.failure is not None
-        if is_over or members.move is None or server >= len(members.move.servers):
+        if not self._moves.is_done or self.failure is not None:
+            return None
+        if self._moves.moved is not None:
+            return self._moves.moved
+        if members.move is None or server >= len(members.move.servers):
             return None
         return members.moved()
 

@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import math
 import random
 import shutil
 import tempfile
@@ -91,7 +90,6 @@ class Job:
         self._trace, self._digest = trace, hashlib.blake2b(digest_size=16)
         weather = Weather(schedule.seed, schedule.faults)
         self._watch = MoveWatch(root / MOVING)
-        self._killed_at_s = -math.inf  # the last kill of a server, which may not be level yet
         self.network = SimulatedNetwork(
             self.scheduler, weather, self.note, self._before_message, self._see
         )
@@ -206,8 +204,6 @@ class Job:
         if server is None or not server.process.is_alive or not server.end.is_up:
             return
         process, server.status = server.process, KILLED
-        self._killed_at_s = self.scheduler.now_s
-        self.result.lost_in_move |= self._watch.needs(process.name)
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
         tree = self.disks[kill.server].tree(loses_power=kill.loses_power)
         self.scheduler.kill(process)
@@ -268,14 +264,8 @@ class Job:
     # --- processes --------------------------------------------------------------------------------
 
     def _see(self, sender: str, receiver: str, message: Message) -> None:
-        """Notes whether a server is away when a move begins."""
-        was_moving = self._watch.needs("server 0")
         self._watch.see(sender, receiver, message)
         self.result.lost_in_move |= self._watch.lacks_mover
-        if not was_moving and self._watch.needs("server 0"):
-            servers = self.members.servers.values()
-            is_new = self.scheduler.now_s - self._killed_at_s < workload.LOST_AFTER_S
-            self.result.lost_in_move |= is_new or any(one.status == KILLED for one in servers)
 
     def _forget_disk(self, server: int) -> None:
         self.disks[server].put_back({})

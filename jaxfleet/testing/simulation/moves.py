@@ -1,10 +1,9 @@
 """When a simulated job moves to other servers, as its messages show it.
 
-A move begins like a change of trainers, which outlives servers. From the first bye with `moves` on
-the state is on disk alone, and nothing replays the rest of the move. When the new servers have
-answered the load of the checkpoint, they are recovered like any others. Trainers wait for each
-other once more after the load, and go on with their next push (docs/parameter-servers.md, "Servers
-that are added or removed").
+A move begins like a change of trainers. From the first bye with `moves` on the state is on disk
+alone, and no trainer takes the place of one that is lost. When the new servers have answered the
+load of the checkpoint, trainers wait for each other once more, and go on with their next push
+(docs/parameter-servers.md, "Servers that are added or removed").
 """
 
 from dataclasses import dataclass, field
@@ -53,14 +52,11 @@ class MoveWatch:
         """Whether the new servers have the state, in checkpoints of their own."""
         return bool(self._loads) and all(self._loads.values())
 
-    def needs(self, process: str) -> bool:
-        """Whether the loss of a process may end the job now."""
-        if process.startswith("server "):
-            return bool(self._movers) and not self._is_loaded
+    def needs(self, trainer: str) -> bool:
+        """Whether the loss of a trainer may end the job now."""
         # From the first bye on, others wait in vain for one that has not said its own.
-        return process in self._movers or (bool(self._movers) and not self._is_loaded)
+        return trainer in self._movers or (bool(self._movers) and not self._is_loaded)
 
-    def lose(self, process: str) -> None:
+    def lose(self, trainer: str) -> None:
         """Notes a trainer that was killed: those that move without it wait for it in vain."""
-        if process.startswith("trainer "):
-            self._lost.add(process)
+        self._lost.add(trainer)

@@ -46,7 +46,7 @@ class Run:
         stuck: why the run did not end by itself, if so.
         digest: of all messages.
         lost_early: a trainer was killed before all had the first state, without which none goes on.
-        lost_in_move: a process was killed, or not back yet, when a move needed it.
+        lost_in_move: a trainer was killed, or not back yet, when a move needed it.
     """
 
     schedule: Schedule

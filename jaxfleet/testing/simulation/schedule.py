@@ -137,10 +137,9 @@ class Schedule:
     def must_succeed(self) -> bool:
         """Whether all processes must end well, as the faults are within what a job survives.
 
-        A job that moves to other servers survives what it does otherwise, before the move and after
-        it. In its middle less may be lost: no server may be killed, nor be away, from the byes to
-        the old servers until the new ones have loaded the state; and no trainer from its byes until
-        it has sent its next gradients. Only the run shows when that is (`Run.lost_in_move`).
+        A job that moves to other servers survives what it does otherwise, but for the loss of a
+        trainer from its byes until it has sent its next gradients. Only the run shows when that is
+        (`Run.lost_in_move`).
         """
         found = list(self.faults.values())
         if self.mode.changes and not self._is_left(found):

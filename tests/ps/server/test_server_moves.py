@@ -207,6 +207,26 @@ def test_a_server_that_has_all_byes_answers_no_hello_of_the_next_epoch() -> None
     assert bench.core.next_members == Membership(2, ("s0", "s1"))
 
 
+def test_a_trainer_that_has_moved_ends_what_a_server_was_without_the_byes_of_others() -> None:
+    """They have said them before the server was started again, or take it for lost."""
+    bench = moving()
+    assert say_bye(bench, 1) == []
+    members = Membership(2, ("s0", "s1"))
+    body = {**hello(0, session="s0", fixed=""), **members.plain(), "has_moved": True}
+    told = bench.send(0, Kind.HELLO, body=body, peer=b"0 in epoch 2")
+    assert [(peer, message.kind) for peer, message in told] == [(b"1 in epoch 1", Kind.OK)]
+    assert bench.core.finished
+    assert bench.core.next_members == members
+
+
+def test_a_server_whose_job_does_not_move_ends_for_nobody_that_has_moved() -> None:
+    bench = started()
+    members = Membership(1, ("s0", "s1"))
+    body = {**hello(0, session="s0", fixed=""), **members.plain(), "has_moved": True}
+    assert bench.send(0, Kind.HELLO, body=body, peer=b"0 in epoch 1") == []
+    assert not bench.core.finished
+
+
 def test_a_request_that_is_not_repeated_lapses() -> None:
     bench = started()
     step(bench, 1)
