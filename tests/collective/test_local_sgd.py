@@ -182,6 +182,7 @@ def test_meeting_at_every_step_is_one_device_with_the_whole_batch() -> None:
         assert_close((state.params, metrics), (wanted.params, expected), f"after step {number}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fancy_index", "contrastive"])
 def test_what_rows_of_other_devices_ask_for_is_added_up_once(name: str) -> None:
     rate, entry = 0.1, ZOO[name]

@@ -62,7 +62,7 @@ def strategy(devices: int, **options: Any) -> jf.DistributedStrategy:
     return jf.DistributedStrategy(devices=devices, merge=EVERY, **options)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [
@@ -129,6 +129,7 @@ def test_devices_that_train_apart_merge_their_own() -> None:
             assert_close(state.params, met, f"after call {number}")
 
 
+@pytest.mark.grid
 def test_loops_beside_the_update_stay_what_they_are() -> None:
     name = "scan_layers"
     built = ZOO[name].build(jf.distributed_optimizer)

@@ -145,6 +145,7 @@ def test_a_state_that_was_cut_and_joined_is_the_state(name: str, cut: Cut) -> No
     assert sorted(shelf.given) == list(range(cut.servers))  # each has a state then, possibly empty
 
 
+@pytest.mark.grid
 def test_a_job_begins_with_what_its_startup_programs_say(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[tuple[int, Message, int], set[str]] = {}
     request = Client.request

@@ -120,8 +120,9 @@ def test_no_trainer_ends_a_step_whose_rows_a_server_lacks() -> None:
     assert job.counts() == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("kind", by_default(KINDS, "table"))
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_then_four_then_one_then_three_trainers_are_as_one_device(kind: str) -> None:
     steps = 26
     job = changing(kind, f"--steps={steps}", joins_at_s=(0.2, 0.2, 3.2, 3.2))
@@ -228,7 +229,7 @@ class InterruptedJob:
                 kill()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", by_default(range(1, 5), 1, 2))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -251,7 +252,7 @@ def test_an_operation_that_a_lost_trainer_interrupts_is_done_once(
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_lost_in_a_save_leaves_a_checkpoint_with_all_rows(
     trainer: int, tmp_path: Path

@@ -262,7 +262,7 @@ def test_a_trainer_killed_before_what_each_server_receives_changes_nothing(
     check_same(job.results(), undisturbed("norm", STEPS))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_trainer_killed_in_operations_between_steps_changes_nothing(

@@ -32,6 +32,7 @@ def dropped() -> tuple[fluid.Variable, fluid.Variable]:
     return layers.mean(layers.reduce_sum(out, dim=1)), out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [1, 2])
 def test_repeats_of_what_is_fed_train_as_one_run_does(count: int) -> None:
     one, two = Trained(momentum), Trained(momentum)
@@ -87,6 +88,7 @@ def drawn_in_a_branch_of_a_loop(x: fluid.Variable) -> fluid.Variable:
     return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("draw", [drawn_in_a_loop, drawn_in_a_branch, drawn_in_a_branch_of_a_loop])
 def test_each_repeat_drops_other_elements_in_sub_blocks_too(
     draw: Callable[[fluid.Variable], fluid.Variable],

@@ -203,6 +203,7 @@ def test_an_odd_dtype_is_quoted() -> None:
     assert parse(print_program(Program(variables={"x": variable}))).variables["x"] == variable
 
 
+@pytest.mark.grid
 def test_ten_thousand_operators_print_and_parse_in_a_moment() -> None:
     names = ["x", *(f"t{index}" for index in range(10_000))]
     ops = tuple(

@@ -16,7 +16,6 @@ from jaxfleet.analysis.memory import (
 )
 from tests.analysis.memory import steps
 from tests.analysis.memory.exact import Choice, Step, exact_for, exact_smallest, run, step_of
-from tests.tiers import by_default
 
 NETS: dict[str, Callable[[random.Random], steps.Net]] = {
     "chain": lambda rng: steps.chain(rng, rng.randint(14, 20)),
@@ -71,8 +70,8 @@ def test_the_integer_program_is_right(kind: str) -> None:
         assert found.cost == best
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("kind", by_default(NETS, "residual", "branches"))
+@pytest.mark.grid
+@pytest.mark.parametrize("kind", NETS)
 def test_plans_cost_little_more_than_the_best_order_of_operators(kind: str) -> None:
     over, smaller = [], []
     for seed in range(3):

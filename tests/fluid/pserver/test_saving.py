@@ -65,6 +65,7 @@ def run(
     return [done[f"trainer {n}"] for n in range(2)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("build", [BUILD, SCHEDULED], ids=["rate", "schedule"])
 def test_a_loaded_job_continues_with_the_same_bits(
     tmp_path: Path, build: Callable[[], fluid.Variable]
@@ -75,6 +76,7 @@ def test_a_loaded_job_continues_with_the_same_bits(
     assert rest == [losses[2:] for losses in whole]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("build", [BUILD, SCHEDULED], ids=["rate", "schedule"])
 def test_one_process_goes_on_from_what_a_job_has_saved(
     tmp_path: Path, build: Callable[[], fluid.Variable]

@@ -61,7 +61,7 @@ def check_same(build: Build, dense: Build, fed: list[Feed], **more: Any) -> None
     np.testing.assert_allclose(table, alone.params[0]["emb"], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSProp"])
 def test_rows_on_servers_train_as_a_dense_table_in_one_process(name: str) -> None:
     make = partial(getattr(fluid.optimizer, name), 0.05)
@@ -73,6 +73,7 @@ def test_a_table_is_never_whole_on_a_trainer() -> None:
     assert all(params["emb"].shape == (0, DIM) for params in job.params)
 
 
+@pytest.mark.grid
 def test_rows_of_padding_are_zeros_and_stay_what_they_are() -> None:
     build = partial(net, padding=3)
     fed = batches(3, most=6)
@@ -97,6 +98,7 @@ def words() -> fluid.Variable:
     return loss
 
 
+@pytest.mark.grid
 def test_sequences_of_ids_are_looked_up() -> None:
     random = np.random.default_rng(1)
     fed: list[Any] = []
