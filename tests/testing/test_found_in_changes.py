@@ -28,10 +28,16 @@ class Found:
     """A schedule that a job did not survive, and what holds since."""
 
     def __init__(
-        self, seed: int, what: str, mode: Mode, pace_s: tuple[float, ...], *faults: Fault
+        self,
+        seed: int,
+        what: str,
+        mode: Mode,
+        pace_s: tuple[float, ...],
+        *faults: Fault,
+        keeps_checkpoints: bool = True,
     ) -> None:
         self.what = what
-        self.schedule = Schedule(seed, mode, True, pace_s, dict(enumerate(faults)))
+        self.schedule = Schedule(seed, mode, keeps_checkpoints, pace_s, dict(enumerate(faults)))
 
     def __str__(self) -> str:
         return self.what.replace(" ", "_")
@@ -284,6 +290,23 @@ FOUND = (
         KillServer(server=1, away_s=2.528105, at_s=1.621138, loses_power=True),
         Reset(at_s=5.236683, trainer=1, server=1),
         Move(at_s=1.614098, servers=3),
+    ),
+    Found(
+        404386,
+        "a trainer has left although its answer is lost and the job ends before the next",
+        Mode(servers=1, changes=True),
+        (0.253453, 0.425996),
+        Partition(
+            at_s=2.015309,
+            for_s=0.460764,
+            one="trainer 0",
+            other="server 0",
+            lost=True,
+            one_way=False,
+        ),
+        SlowPeer(at_s=1.090648, for_s=1.010469, process="trainer 1", most_s=0.3),
+        Leave(trainer=0, after_step=2),
+        keeps_checkpoints=False,
     ),
 )
 

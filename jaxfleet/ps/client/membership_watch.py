@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.request_sender import RequestSender
 from jaxfleet.ps.membership import Membership, MembershipChangedError
@@ -46,7 +47,7 @@ class MembershipWatch:
         self._told = newest.epoch
         self.following = newest
         me, servers = self.sender.me, self.sender.servers
-        is_member = newest.number_of(me.session) is not None
+        is_member = self._is_among(newest)
         if not all(known.is_open for known in servers) or (me.is_sync and not is_member):
             raise MembershipChangedError(newest)
         for server in range(len(servers)):
@@ -74,7 +75,7 @@ class MembershipWatch:
     def leave(self, wait: Callable[[Sequence[PendingRequest]], None]) -> Message | None:
         """Waits until the others have taken their places without this trainer.
 
-        Returns the answer of server 0, None if it has forgotten this trainer by then.
+        Returns the answer of server 0, None if it has forgotten this trainer by then, or ended.
 
         Raises:
             MembershipChangedError: it is among the next members, and asks again in its new place.
@@ -86,11 +87,18 @@ class MembershipWatch:
                 wait([asked])
             except MembershipChangedError as change:
                 told = change.membership
-                if told is None or told.number_of(self.sender.me.session) is not None:
+                if told is None or self._is_among(told):
                     raise
+            except PeerLostError:
+                if self.following is None or self._is_among(self.following):
+                    raise
+                return None  # the others have ended, and the servers with them
             else:
                 return asked.answer
         return None
+
+    def _is_among(self, members: Membership) -> bool:
+        return members.number_of(self.sender.me.session) is not None
 
     def end_epoch(
         self, members: Membership, wait: Callable[[Sequence[PendingRequest]], None]
