@@ -1,20 +1,20 @@
 """Byes of a trainer, said until each server has answered, or is not there any more."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from jaxfleet.errors import PeerLostError, ProgramError
+from jaxfleet.errors import PeerLostError
 from jaxfleet.observability import LongWait
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.request_sender import RequestSender
+from jaxfleet.ps.client.server_recovery import ServerRecovery
 from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.transport.messages import Kind
 
 _BYE_S = 2.0
-_MOST_LOST = 2  # times `lost_after_s` that byes are repeated to a server that lives
+_MOST_LOST = 2  # times `lost_after_s` that a server that lives is given to answer
 _POLL_S = 0.25
 _AFTER_S = 0.5  # after which a heartbeat is no older than what came on another connection
 
@@ -61,54 +61,76 @@ class ByeSender:
         return heard is not None and heard > max(since, self.clock() - _BYE_S)
 
 
-@dataclass(frozen=True)
+class _MovedError(Exception):
+    """The servers are not what they were: others have moved."""
+
+
+@dataclass
 class MoveSender:
     """Says bye to servers from which all trainers move to others.
 
     They answer when all trainers have said it. Then they end, or begin anew and know none of
     them: nothing is repeated to one that is not what it was. A server that was started again is
-    what it was until one of them has answered: then no trainer needs its old state any more.
+    what it was until one of them has answered: then all trainers have said bye, and the state that
+    they have saved is enough.
 
     Attributes:
         receive: receives for some seconds, without returning to servers that were started again.
-        return_to: says hello again to a server that is what it was, and repeats what it lacks.
     """
 
     outbox: RequestSender
     heartbeat: Heartbeat | None
     clock: Callable[[], float]
     receive: Callable[[float], None]
-    return_to: Callable[[int], None]
+    _byes: list[PendingRequest] = field(default_factory=list)
+    _until: float = 0.0
+    # Since when servers do not know this trainer.
+    _strange: dict[int, float] = field(default_factory=dict)
 
     def send(self, limit_s: float) -> list[PendingRequest]:
         """Says bye; returns the byes that servers have not taken after so many seconds."""
-        outbox, until, wait = self.outbox, self.clock() + limit_s, LongWait(self.clock)
-        byes = [outbox.request(at, Kind.BYE, body={"moves": True})
-                for at in range(len(outbox.servers))]  # fmt: skip
-        strange: dict[int, float] = {}  # since when servers do not know this trainer
-        left, moved_at = byes, math.inf
-        while left and self.clock() < min(until, moved_at + outbox.timeouts.lost_after_s):
+        outbox, wait = self.outbox, LongWait(self.clock)
+        lost_s, returns_s = outbox.timeouts.lost_after_s, outbox.timeouts.server_return_s
+        self._until = self.clock() + limit_s
+        self._byes = left = [outbox.request(at, Kind.BYE, body={"moves": True})
+                             for at in range(len(outbox.servers))]  # fmt: skip
+        while left and self.clock() < self._until and not self._have_moved():
             self.receive(_POLL_S)
             wait.look(lambda: f"{outbox.me.name} waits for the others, to move to other servers")
-            left = [bye for bye in left if self._returned_if_same(bye.server, strange)]
-            if any(bye.is_done or self._has_begun_anew(bye.server) for bye in byes):
-                moved_at = min(moved_at, self.clock())  # nobody needs what a server was
-            have_moved = moved_at < math.inf
-            left = [bye for bye in left if not self._is_over(bye, have_moved=have_moved)]
-        return left if moved_at == math.inf else []
+            with suppress(_MovedError):
+                self._return()
+            left = [bye for bye in left if not self._is_over(bye)]
+            if any(self._silent_s(bye.server) > lost_s + returns_s for bye in left):
+                return left
+        if not self._have_moved():
+            return left
+        # Most answer at once. One that does not hears of it in the next epoch, or from the launch.
+        self._until = self.clock() + _MOST_LOST * lost_s
+        while self.clock() < self._until and any(self._answers(bye) for bye in left):
+            self.receive(_POLL_S)
+        return []
 
-    def _is_over(self, bye: PendingRequest, *, have_moved: bool) -> bool:
-        if bye.is_done or self.heartbeat is None:
-            return bye.is_done or not self.outbox.servers[bye.server].is_level
-        timeouts = self.outbox.timeouts
-        limit_s = timeouts.lost_after_s + (0.0 if have_moved else timeouts.server_return_s)
-        if self.heartbeat.silent_s(bye.server) > limit_s:
-            return True
-        return self._is_new(bye.server) and (have_moved or self._has_begun_anew(bye.server))
+    def _have_moved(self) -> bool:
+        """Whether a server has answered, or begun anew: all trainers have said bye."""
+        return any(bye.is_done or self._has_begun_anew(bye.server) for bye in self._byes)
+
+    def _answers(self, bye: PendingRequest) -> bool:
+        """Whether a server may answer that is still what it was."""
+        known = self.outbox.servers[bye.server]
+        return not bye.is_done and known.is_level and not self._is_new(bye.server)
+
+    def _is_over(self, bye: PendingRequest) -> bool:
+        if bye.is_done or self.heartbeat is not None:
+            return bye.is_done
+        return not self.outbox.servers[bye.server].is_level
+
+    def _silent_s(self, server: int) -> float:
+        return 0.0 if self.heartbeat is None else self.heartbeat.silent_s(server)
 
     def _is_new(self, server: int) -> bool:
         """Whether a server has not greeted this trainer since it was started or begun anew."""
-        assert self.heartbeat is not None
+        if self.heartbeat is None:
+            return False
         return self.outbox.servers[server].is_unknown(self.heartbeat.pulse(server))
 
     def _has_begun_anew(self, server: int) -> bool:
@@ -119,20 +141,32 @@ class MoveSender:
         has_new = pulse.membership is not None and pulse.membership.epoch > epoch
         return has_new or pulse.step < 0
 
-    def _returned_if_same(self, server: int, strange: dict[int, float]) -> bool:
-        """Returns to a server that does not know this trainer, and is what it was.
+    def _return(self) -> None:
+        """Says hello again to servers that do not know this trainer, and repeats what they lack.
 
-        Its heartbeats show that it did not end. Returns False if it has begun anew meanwhile.
+        Their heartbeats show that they did not end.
+
+        Raises:
+            _MovedError: the others have moved meanwhile.
         """
-        if self.outbox.servers[server].is_level or self.heartbeat is None:
-            strange.pop(server, None)
-            return True
-        since = strange.setdefault(server, self.clock())
-        heard = self.heartbeat.pulse(server).last_heard_s
-        if heard is None or heard <= since + _AFTER_S or self._has_begun_anew(server):
-            return True
-        try:
-            self.return_to(server)
-        except (MembershipChangedError, ProgramError):
-            return False  # with others that have moved
-        return True
+        for server, known in enumerate(self.outbox.servers):
+            if known.is_level or self.heartbeat is None:
+                self._strange.pop(server, None)
+                continue
+            since = self._strange.setdefault(server, self.clock())
+            heard = self.heartbeat.pulse(server).last_heard_s
+            if known.is_returning or heard is None or heard <= since + _AFTER_S:
+                continue
+            try:
+                ServerRecovery(self.outbox, self._wait).bring_level(server)
+            except MembershipChangedError as change:
+                if change.begun_at != server:
+                    raise
+                raise _MovedError from None
+
+    def _wait(self, requests: Sequence[PendingRequest]) -> None:
+        while not all(request.is_done for request in requests):
+            if self._have_moved() or self.clock() >= self._until:
+                raise _MovedError
+            self.receive(_POLL_S)
+            self._return()

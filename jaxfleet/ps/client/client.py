@@ -187,7 +187,13 @@ class Client(RequestSender):
         """
         self._save_last()
         self.doing("leaving")
-        answer = self.members.leave(self.wait)
+        try:
+            answer = self.members.leave(self.wait)
+        except PeerLostError as error:
+            if not (self.members.is_left_out and self._is_silent(0)):
+                raise
+            alert(f"{self.me.name} has left, and the job has ended since: {error}")
+            answer = None
         if answer is not None and answer.body.get("ends"):
             self.close()
         else:
@@ -203,7 +209,10 @@ class Client(RequestSender):
             PeerLostError: a server is lost, or lacks what only a lost trainer had.
         """
         if self.me.is_sync:
-            self.members.end_epoch(membership, self.wait)
+            until = self._clock() + self._longest_s()
+            self.members.end_epoch(
+                membership, lambda asked: self.wait(asked, max(until - self._clock(), 0.0))
+            )
             return
         try:
             self._save_last()
@@ -341,9 +350,11 @@ class Client(RequestSender):
             PeerLostError: another trainer is lost or late, or a server is.
         """
         self._moves_away = True
-        limit_s, return_to = self._longest_s(), self._recovery.bring_level
-        sender = MoveSender(self, self._heartbeat, self._clock, self._hear, return_to)
+        limit_s = self._longest_s()
+        sender = MoveSender(self, self._heartbeat, self._clock, self._hear)
         if late := sender.send(limit_s):
+            if lost := [bye.server for bye in late if self._is_silent(bye.server)]:
+                raise self._lost(lost[0], late)
             raise self._late(late, limit_s, PeerLostError)
         self.abandon()
 
@@ -367,7 +378,7 @@ class Client(RequestSender):
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self.servers):
-            if not (known.is_level or known.is_returning or self._moves_away):
+            if not (known.is_level or known.is_returning or known.is_past or self._moves_away):
                 self._recovery.bring_level(server)
                 self.members.tell_again(server)
 
@@ -375,7 +386,6 @@ class Client(RequestSender):
         """Detects restarted servers, and raises for lost ones."""
         if self._heartbeat is None or self._moves_away:
             return
-        limit_s = self.timeouts.lost_after_s + self.timeouts.server_return_s
         self.members.look(self._heartbeat.pulse(0).membership)
         for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
@@ -384,11 +394,22 @@ class Client(RequestSender):
                 self.leases.saved(pulse.saved)
             if known.is_unknown(pulse):
                 self._recovery.see_new(server, str(pulse.incarnation))
-            elif known.is_open and self._heartbeat.silent_s(server) > limit_s:
-                doing, step = pulse.doing, self.step
-                raise lost_server_error(
-                    self.me, server, requests, step=step, limit_s=limit_s, doing=doing
-                )
+            elif known.is_open and self._is_silent(server):
+                raise self._lost(server, requests)
+
+    def _silence_s(self) -> float:
+        return self.timeouts.lost_after_s + self.timeouts.server_return_s
+
+    def _is_silent(self, server: int) -> bool:
+        """Whether a server is lost: it has sent no heartbeat for longer than a restart takes."""
+        heartbeat = self._heartbeat
+        return heartbeat is not None and heartbeat.silent_s(server) > self._silence_s()
+
+    def _lost(self, server: int, requests: Sequence[PendingRequest]) -> PeerLostError:
+        doing = "" if self._heartbeat is None else self._heartbeat.pulse(server).doing
+        return lost_server_error(
+            self.me, server, requests, step=self.step, limit_s=self._silence_s(), doing=doing
+        )
 
     def _say_hello_again(self, requests: Sequence[PendingRequest]) -> None:
         hellos = [r for r in requests if r.message.kind is Kind.HELLO and not r.is_done]

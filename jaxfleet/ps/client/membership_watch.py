@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.request_sender import RequestSender
 from jaxfleet.ps.membership import Membership, MembershipChangedError
@@ -75,7 +74,7 @@ class MembershipWatch:
     def leave(self, wait: Callable[[Sequence[PendingRequest]], None]) -> Message | None:
         """Waits until the others have taken their places without this trainer.
 
-        Returns the answer of server 0, None if it has forgotten this trainer by then, or ended.
+        Returns the answer of server 0, None if it has forgotten this trainer by then.
 
         Raises:
             MembershipChangedError: it is among the next members, and asks again in its new place.
@@ -89,13 +88,14 @@ class MembershipWatch:
                 told = change.membership
                 if told is None or self._is_among(told):
                     raise
-            except PeerLostError:
-                if self.following is None or self._is_among(self.following):
-                    raise
-                return None  # the others have ended, and the servers with them
             else:
                 return asked.answer
         return None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the next members are known, and this trainer is none of them."""
+        return self.following is not None and not self._is_among(self.following)
 
     def _is_among(self, members: Membership) -> bool:
         return members.number_of(self.sender.me.session) is not None
@@ -122,6 +122,6 @@ class MembershipWatch:
             except MembershipChangedError as change:  # also of a request before these
                 if change.is_newer_than(members):
                     raise
-                if (at := change.begun_at) is not None:  # it has what was done before
-                    sender.servers[at].is_level = True
-                    asked = [request for request in asked if request.server != at]
+                if change.begun_at is not None:
+                    sender.servers[change.begun_at].is_past = True
+            asked = [request for request in asked if not sender.servers[request.server].is_past]

@@ -1,4 +1,4 @@
-"""What a trainer does with the messages of servers: answers, errors, and signs of a restart."""
+"""Dispatch of the messages of servers: answers, errors, and signs of a restart."""
 
 from dataclasses import dataclass
 
@@ -69,12 +69,11 @@ class ReplyReceiver:
                 self.sender.connections.renew(server)
             self.sender.check_pending(server)
         elif number not in known.repeated or number in known.waiting:
-            if (request := known.waiting.pop(number, None)) is not None:
+            if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
             if message.body.get("error") == CHANGED:
                 self.members.note(Membership.of(message.body))
-                is_hello = request is not None and request.message.kind is Kind.HELLO
-                begun_at = server if is_hello else None
+                begun_at = server if message.body.get("has_begun") is True else None
                 raise MembershipChangedError(self.members.following, begun_at)
             raise refusal_error(self.sender.me, server, message)
 

@@ -1,4 +1,4 @@
-"""What a trainer sends again to a server that was started again, or lacks some of it."""
+"""Recovery of a server that was started again: what a trainer sends it again."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A trainer's session with one server: what either has of the other."""
+"""The state of a trainer's session with one server."""
 
 from dataclasses import dataclass, field
 
@@ -31,6 +31,7 @@ class ServerSession:
         is_greeted: it has sent a welcome since its restart was detected.
         is_level: it has received all that this trainer sent.
         is_returning: its recovery is in progress.
+        is_past: it has begun another epoch, and has what this trainer did in this one.
         held_back: numbers of the requests that its recovery sends last; before the program, or the
             pushes, a server would reject them.
         repeated: numbers of requests that may be answered again: those resent, also on behalf of
@@ -66,6 +67,7 @@ class ServerSession:
     is_greeted: bool = False
     is_level: bool = True
     is_returning: bool = False
+    is_past: bool = False
     held_back: frozenset[int] = frozenset()
     repeated: set[int] = field(default_factory=set)
     clock: int = -1

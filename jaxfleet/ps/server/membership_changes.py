@@ -85,7 +85,7 @@ class MembershipChanges:
         if not self.trainers.facts and self._may_begin(given):
             self._begin_with(peer, message, given, now)
             return
-        if given.epoch > current.epoch and self._has_moved(message):
+        if given.epoch > current.epoch and self._has_moved(message, given):
             self.moves.end(given)
             return
         if given.epoch > current.epoch:
@@ -96,7 +96,8 @@ class MembershipChanges:
             what = f"{message.sender} is of trainers that the job had before"
             raise RequestError("refused", what)
         if given.epoch < current.epoch:
-            raise self._changed(current, f"{message.sender} is in none of its places any more")
+            why = f"{message.sender} is in none of its places any more"
+            raise self._changed(current, why, has_begun=True)
         number = trainer_number(message)
         if self._awaiting is not None and number in range(1, len(current.sessions)):
             self._awaiting[number] = peer, message
@@ -112,13 +113,22 @@ class MembershipChanges:
         # Later members come after a change that it missed; new ones, when all begins again.
         return given.epoch == restored or (self.router.waits and given.epoch == 0)
 
-    def _has_moved(self, message: Message) -> bool:
+    def _has_moved(self, message: Message, given: Membership) -> bool:
         """Whether a hello shows that all trainers have left this server, as it was, for others.
 
-        It has not heard their byes, since it was started again, or suspended until they gave up.
+        It has not heard their byes, since it was started again, or was suspended.
         """
-        may_move = self._end.restored is not None or self.members.current.move is not None
-        return may_move and message.body.get("has_moved") is True
+        body, current = message.body, self.members.current
+        session, job = (
+            body.get("session"),
+            self.trainers.facts.get("job", self.trainers.options.job),
+        )
+        is_member = isinstance(session, str) and given.number_of(session) == body.get("trainer")
+        if body.get("has_moved") is not True or not is_member or job not in {None, body.get("job")}:
+            return False
+        if self._end.restored is not None:
+            return True
+        return current.move is not None and given == current.moved()
 
     def _is_in_turn(self, given: Membership, *, has_begun: bool) -> bool:
         """Whether a hello is of the next epoch that begins here.
@@ -218,10 +228,11 @@ class MembershipChanges:
         for peer, message in arrived.values():
             self.outbox.error(peer, message, refusal)
 
-    def _changed(self, membership: Membership, why: str) -> RequestError:
-        return RequestError(
-            CHANGED, f"the trainers of the job change: {why}", more=membership.plain()
-        )
+    def _changed(
+        self, membership: Membership, why: str, *, has_begun: bool = False
+    ) -> RequestError:
+        more = {**membership.plain(), "has_begun": True} if has_begun else membership.plain()
+        return RequestError(CHANGED, f"the trainers of the job change: {why}", more=more)
 
     def forgive(self, seconds: float, now: float) -> None:
         """Discounts silence and waits while this process was suspended."""
