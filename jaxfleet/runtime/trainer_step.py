@@ -298,7 +298,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
     def shrink(self, table: str) -> int:
         """Evicts rows of a table, as `Step.shrink`; collective, after the same number of steps.
 
-        A process that returns evicts none where all trainers have gone on: they would not come.
+        In the relaxed modes, a process that returns evicts none where the others have gone on.
 
         Raises:
             ProgramError: the step does not look up this table.
@@ -307,10 +307,8 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         return self._through_changes(lambda: self._shrink(table))
 
     def _shrink(self, table: str) -> int:
-        if self.client.is_past():
-            return 0
         what = self._pause(f"shrink '{table}'")
-        return shrink_table(self.client, self.tables, table, what)
+        return 0 if what is None else shrink_table(self.client, self.tables, table, what)
 
     def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
         """Exports a table's rows, as `Step.export`; returns their number.
@@ -328,14 +326,18 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         return self._through_changes(lambda: self._export(table, write))
 
     def _export(self, table: str, write: Callable[[], int]) -> int:
-        if self.client.is_past():
-            return 0
         what = self._pause(f"export '{table}'")
-        return export_table(self.client, self.tables, table, what, write)
+        return 0 if what is None else export_table(self.client, self.tables, table, what, write)
 
-    def _pause(self, what: str) -> str:
-        """Flushes all trainers' updates; returns a name of the operation, unique at this step."""
-        self._pace.flush()
+    def _pause(self, what: str) -> str | None:
+        """Flushes all trainers' updates; returns a name of the operation, unique at this step.
+
+        Returns None if this process has returned to a step that the others have left: where they do
+        not wait at every step, they would not come.
+        """
+        self._pace.flush()  # also then: its messages end where those of the former process did
+        if not self._pace.is_sync and self.client.is_past():
+            return None
         what = self.client.unique(what)  # there may be several at one step
         if not self._pace.is_sync:
             meet(self.client, what)

@@ -30,6 +30,7 @@ from tests.faults.test_trainers_return import (
     kill_between_steps,
     saves,
 )
+from tests.tiers import by_default
 
 WAITS = (f"--steps={STEPS}", "--pause=0.15", "--on-lost=wait")
 ASYNC = ("--kind=count_rows", "--communication=async", "--staleness=5", "--step-timeout=30")
@@ -241,11 +242,12 @@ def save(step: TrainerStep, state: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("operate", [save, shrink, export])
+@pytest.mark.parametrize("mode", by_default(MODES, "async"))
 def test_what_all_have_done_together_is_not_done_again(
-    operate: Callable[[TrainerStep, Any, Path], None], tmp_path: Path
+    mode: str, operate: Callable[[TrainerStep, Any, Path], None], tmp_path: Path
 ) -> None:
     """Server 0 is lost with a trainer, and has no answer for an operation that it forgot."""
-    job = job_of("async", folder=tmp_path / "own", returns_s=30.0)
+    job = job_of(mode, folder=tmp_path / "own", returns_s=30.0)
     lost = False
 
     def between(step: TrainerStep, state: Any, done: int) -> Any:
@@ -263,4 +265,4 @@ def test_what_all_have_done_together_is_not_done_again(
     job.between, job.on_send = between, look
     job.run()
     assert (job.starts, job.lives[1]) == ([2, 1], 2)
-    check_counts(job, "async")
+    check_counts(job, mode)
