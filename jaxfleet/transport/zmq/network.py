@@ -19,6 +19,7 @@ from jaxfleet.transport.zmq.server import ZmqListener
 from jaxfleet.transport.zmq.sockets import Timing
 
 _LOCALHOST = "127.0.0.1"
+_SHORTEST_HANDSHAKE_S = 2.0  # a secret takes several round trips, and a busy listener a while
 
 
 class ZmqNetwork:
@@ -57,15 +58,15 @@ class ZmqNetwork:
         """Returns this network with another limit of silence for the connections of clients.
 
         Half-open connections, on which data gets lost while both ends seem to be connected, are
-        otherwise noticed after 30 s. A handshake takes no longer than that silence, either: data of
-        it may get lost, too.
+        otherwise noticed after 30 s. Nor does a handshake take much longer than that silence: data
+        of it may get lost, too.
 
         Args:
             silent_s: seconds without any message while a client waits for one.
             doubles: wait twice as long each time; not necessary where all messages are short.
         """
         changed = copy(self)
-        handshake_s = min(self._timing.handshake_s, silent_s)
+        handshake_s = min(self._timing.handshake_s, max(silent_s, _SHORTEST_HANDSHAKE_S))
         changed._timing = replace(  # noqa: SLF001  a copy of itself
             self._timing, handshake_s=handshake_s, silent_s=silent_s, doubles=doubles
         )
