@@ -87,45 +87,45 @@ class MetricsExporter(Exporter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._figures: ServerMetrics | None = None
+        self._newest: ServerMetrics | None = None
 
-    def publish(self, figures: ServerMetrics) -> None:
+    def publish(self, newest: ServerMetrics) -> None:
         """Stores a newer snapshot; called by the server's thread."""
-        self._figures = figures
+        self._newest = newest
 
     def families(self, core: Any) -> Iterator[Any]:
-        figures = self._figures
-        if figures is None:
+        newest = self._newest
+        if newest is None:
             return
         for key, (name, text) in _GAUGES.items():
-            if key == "saved" and figures.counted.get(key) is None:
+            if key == "saved" and newest.counted.get(key) is None:
                 continue  # there is no checkpoint yet
-            value = _number(figures.counted, key)
+            value = _number(newest.counted, key)
             yield core.GaugeMetricFamily(f"jaxfleet_{name}", text, value=value)
         for key, (name, text) in _COUNTERS.items():
-            value = _number(figures.counted, key)
+            value = _number(newest.counted, key)
             yield core.CounterMetricFamily(f"jaxfleet_{name}", text, value=value)
-        rows = sum(_number(figures.counted, key) for key in ("rows", "table_rows"))
+        rows = sum(_number(newest.counted, key) for key in ("rows", "table_rows"))
         text = "Rows of sparse gradients that optimizer blocks and tables applied."
         yield core.CounterMetricFamily("jaxfleet_applied_rows", text, value=rows)
         text = "The server's start, as a Unix time."
         name = "jaxfleet_server_start_time_seconds"
-        yield core.GaugeMetricFamily(name, text, value=figures.started)
+        yield core.GaugeMetricFamily(name, text, value=newest.started)
         text = "How often the launch started the whole job again."
-        yield core.GaugeMetricFamily("jaxfleet_job_restarts", text, value=figures.job_restarts)
-        yield from ending_families(core, is_ended=figures.is_ended, is_failed=figures.is_failed)
+        yield core.GaugeMetricFamily("jaxfleet_job_restarts", text, value=newest.job_restarts)
+        yield from ending_families(core, is_ended=newest.is_ended, is_failed=newest.is_failed)
         text = "Resident memory of the server."
-        yield core.GaugeMetricFamily("jaxfleet_resident_bytes", text, value=figures.resident_bytes)
-        yield _bytes(core, "received", "came", figures.received_bytes)
-        yield _bytes(core, "sent", "went", figures.sent_bytes)
+        yield core.GaugeMetricFamily("jaxfleet_resident_bytes", text, value=newest.resident_bytes)
+        yield _bytes(core, "received", "came", newest.received_bytes)
+        yield _bytes(core, "sent", "went", newest.sent_bytes)
         yield labelled(core.CounterMetricFamily, "messages", "Messages that came.", "kind",
-                        figures.messages)  # fmt: skip
-        yield from trainer_families(core, figures.trainers)
-        yield from _of_tables(core, figures)
+                        newest.messages)  # fmt: skip
+        yield from trainer_families(core, newest.trainers)
+        yield from _of_tables(core, newest)
 
 
-def _of_tables(core: Any, figures: ServerMetrics) -> Iterator[Any]:
-    tables = figures.counted.get("tables")
+def _of_tables(core: Any, newest: ServerMetrics) -> Iterator[Any]:
+    tables = newest.counted.get("tables")
     if not isinstance(tables, Mapping):
         return
     by_name: dict[str, dict[str, float]] = {}

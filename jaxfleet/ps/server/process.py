@@ -109,8 +109,8 @@ def serve(
         core = ServerCore(listener.endpoint, cache, time.monotonic, options)
         metrics, restarts = opened.enter_context(closing(MetricsExporter())), read_restart()
 
-        def publish(figures: ServerMetrics) -> None:
-            metrics.publish(replace(figures, job_restarts=restarts))
+        def publish(newest: ServerMetrics) -> None:
+            metrics.publish(replace(newest, job_restarts=restarts))
 
         begin(core)
         token_file = _give_metrics(metrics, core, options.server or 0, secret_file)

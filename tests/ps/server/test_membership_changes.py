@@ -96,12 +96,12 @@ def test_the_time_while_a_server_was_suspended_counts_for_no_candidate_and_no_ch
     body = {"job": "j", "session": "new", "trainers": 2, "program": "hash"}
     bench.core.trainers.facts["program"] = "hash"
     assert bench.one(9, Kind.JOIN, body=body).body == {"trainers": 2, "waits": True}
-    members, end = bench.core._members, bench.core._changes._end  # noqa: SLF001
-    end._lacks_since = bench.now  # noqa: SLF001
+    members, changes = bench.core._members, bench.core._changes  # noqa: SLF001
+    changes._end._lacks_since = changes._since = bench.now  # noqa: SLF001
     bench.now += 60.0
     bench.core.forgive(60.0)
     assert not members.is_lost("new", bench.now)
-    assert end._lacks_since == bench.now  # noqa: SLF001
+    assert changes._end._lacks_since == changes._since == bench.now  # noqa: SLF001
 
 
 def test_a_former_number_counts_only_in_the_epoch_of_the_servers_checkpoint() -> None:

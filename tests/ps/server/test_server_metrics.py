@@ -15,12 +15,12 @@ from tests.ps.server.common import SGD, Bench, hello, sgd_state
 from tests.ps.server.table_programs import USERS, table_program
 
 
-def figures(bench: Bench) -> ServerMetrics:
+def metrics_of(bench: Bench) -> ServerMetrics:
     return bench.core.metrics(bench.now)
 
 
 def of_trainer(bench: Bench, number: int = 0) -> TrainerMetrics:
-    return {one.number: one for one in figures(bench).trainers}[number]
+    return {one.number: one for one in metrics_of(bench).trainers}[number]
 
 
 def beat(bench: Bench, **body: Any) -> TrainerMetrics:
@@ -52,7 +52,7 @@ def test_a_trainer_is_connected_until_its_connections_end() -> None:
     bench.one(0, Kind.HEARTBEAT, body={"doing": "step 3"})  # which was under way
     bench.wait(4.0)
     assert not of_trainer(bench).is_connected
-    assert scraped(figures(bench)).of_trainers[0]["trainer_connected"] == 0
+    assert scraped(metrics_of(bench)).of_trainers[0]["trainer_connected"] == 0
     bench.now += 3600.0
     bench.one(0, Kind.HELLO, body=hello(0, session="b"))
     assert of_trainer(bench).is_connected
@@ -100,7 +100,7 @@ def test_rows_of_tables_count_as_applied() -> None:
     keys = np.arange(5)
     arrays: dict[str, np.ndarray] = {"keys": keys, "grads": np.ones((5, USERS.dim), np.float32)}
     served.send(0, Kind.PUSH_ROWS, 1, {"table": USERS.name}, arrays)
-    assert scraped(figures(served)).values["applied_rows_total"] == 5
+    assert scraped(metrics_of(served)).values["applied_rows_total"] == 5
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_another_process_of_a_trainer_is_counted_and_a_new_connection_is_not() -
 
 def test_saves_are_counted_when_they_are_written(tmp_path: Path) -> None:
     bench = Bench().started(SGD, sgd_state())
-    assert figures(bench).counted["saves"] == 0
+    assert metrics_of(bench).counted["saves"] == 0
     bench.one(0, Kind.SAVE, 0, {"path": str(tmp_path / "saved")})
-    assert figures(bench).counted["saves"] == 1
+    assert metrics_of(bench).counted["saves"] == 1
 
 
 def scraped(published: ServerMetrics) -> Sample:
@@ -152,7 +152,7 @@ def test_a_scrape_has_memory_start_scalars_and_joins() -> None:
     bench = Bench().started(SGD, sgd_state())
     name = 'a "quoted"\\ <script>alert(1)</script> ü'
     beat(bench, resident=5 << 20, scalar_step=7, scalars={name: math.inf})
-    found = scraped(figures(bench))
+    found = scraped(metrics_of(bench))
     assert found.values["resident_bytes"] > 1 << 20  # of this process
     assert found.values["server_start_time_seconds"] > 1.7e9
     assert "checkpoint_step" not in found.values
