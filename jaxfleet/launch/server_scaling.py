@@ -148,8 +148,8 @@ class ServerScaling:
     def _need(self, start: int) -> None:
         """Has dead servers that were added started again: the job may move to them from now on."""
         self._check_start(start)
-        for number in sorted(self._unused - self._members.servers.keys()):
-            raise _ended_early(number)  # after it was heard
+        if ended := self._unused - self._members.servers.keys():
+            raise _ended_early(min(ended))
         self._is_asked = True
 
     def _check_start(self, start: int) -> None:
@@ -226,5 +226,5 @@ def _end(processes: Sequence[Process]) -> None:
 
 
 def _ended_early(server: int) -> StrategyError:
-    what = f"server {server} ended before it served"
+    what = f"server {server} ended before it served the job"
     return StrategyError(what, hint="the job goes on as before; see its output")
