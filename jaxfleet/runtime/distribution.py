@@ -135,8 +135,8 @@ class ArgumentStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.step.close()
+    def __exit__(self, error: type[BaseException] | None, /, *more: object) -> None:
+        self.step.__exit__(error, *more)
 
     def __getattr__(self, name: str) -> Any:
         if name == "step":  # not set yet: a copy is being made

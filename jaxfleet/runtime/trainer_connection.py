@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -215,7 +216,7 @@ class TrainerConnection:
         if self._client is None:
             self._client = self._connect()
             self._process = os.getpid()
-            atexit.register(self.close)  # a script that ends has no more gradients to send
+            atexit.register(self._at_exit)
             if not self._client.servers[0].is_open:  # a process that has joined is connected
                 self.found = self._opened(self._client)
                 self._client.step = max(self.found, 0) if self._client.former is None else 0
@@ -270,15 +271,26 @@ class TrainerConnection:
             finally:
                 client.close()
 
-    def abandon(self) -> None:
-        """Disconnects without notice, as a failed trainer."""
+    def abandon(self, why: str = "") -> None:
+        """Disconnects without a bye, as a failed trainer; `why` is its last heartbeat."""
         client = self._own()
         if client is not None:
-            client.abandon()
+            client.abandon(why)
+
+    def _at_exit(self) -> None:
+        """Disconnects when the script has ended: it has no more gradients to send.
+
+        Python keeps the exception that ended it, and Jupyter that of a cell, which may be long ago.
+        """
+        failed = getattr(sys, "last_value", None)
+        if failed is not None and "IPython" not in sys.modules:
+            self.abandon(f"failed with {type(failed).__name__}")
+        else:
+            self.close()
 
     def _own(self) -> Client | None:
         """Returns the client if this process connected it; a fork need not close it."""
         if self._client is None or self._process != os.getpid():
             return None
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         return self._client

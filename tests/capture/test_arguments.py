@@ -165,6 +165,18 @@ def test_a_step_of_several_arguments_runs_on_trainers_and_servers() -> None:
     close(result.states[0]["params"], train_step(*state, X, Y)[0])
 
 
+def test_the_inner_step_is_told_that_the_script_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says no bye to servers then, and has them write no last checkpoint."""
+    step = jf.distribute(train_step, example=(params(), TX.init(params()), X, Y))
+    seen: list[Any] = []
+    monkeypatch.setattr(type(step.step), "__exit__", lambda _, *error: seen.append(error[0]))
+    with pytest.raises(KeyError), step:
+        raise KeyError("x")
+    with step:
+        pass
+    assert seen == [KeyError, None]
+
+
 def test_a_step_of_several_arguments_is_saved_and_restored_by_servers(tmp_path: Path) -> None:
     state = (params(), TX.init(params()))
     captured = jf.capture(train_step, example=(*state, X, Y))

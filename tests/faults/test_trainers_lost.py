@@ -50,8 +50,11 @@ def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path
 
 
 @pytest.mark.grid
-def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(tmp_path: Path) -> None:
-    with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
+@pytest.mark.parametrize("options", [[], ["--without-with"]], ids=str)
+def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(
+    options: list[str], tmp_path: Path
+) -> None:
+    with Jobs(tmp_path, options=[*LONG, *options], step_s=30.0) as jobs:
         server, (left, failed) = start(jobs, "--raise-at=6")
         failed.fails("RuntimeError: the script failed")
         left.fails("PeerLostError: trainer 1 is lost", timeout_s=REAL_LOST_S + MARGIN_S)

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--without-with", action="store_true")
     parser.add_argument("--stop-at", type=int, default=-1)
     parser.add_argument("--fork-at", type=int, default=-1)
     parser.add_argument("--lost-after", type=float, default=5.0)
@@ -198,7 +200,7 @@ def main() -> None:
     train_step = make_step(args.kind, args.rate)
     print("begins.", flush=True)  # noqa: T201  # all is imported
     step: Any = jf.distribute(train_step, example=example, strategy=strategy(args))
-    with step:
+    with nullcontext() if args.without_with else step:
         state, done = step.resume(state)
         for at, batch in enumerate(batches(args.steps, args.kind, args.rows), 1):
             if at <= done:
