@@ -190,8 +190,10 @@ class TrainerCheckpoints(ChangingTrainer, Generic[State]):
     def _refuse_if_returned(self, what: str) -> None:
         """Rejects what only trainers of a new job may do, in one that returns to its job."""
         if self._joined is not None:
+            joined_after = self.client.step
+            self._step_back()
             raise FeedError(
-                f"this process joins a job after step {self.client.step}, and {what}",
+                f"this process joins a job after step {joined_after}, and {what}",
                 hint="begin with `state, done = step.resume(state)`, and go on with batches[done:]",
             )
         former = self.client.former

@@ -163,6 +163,13 @@ class ChangingTrainer(ABC):
         self._leaving.stop()
         raise Departure(0)
 
+    def _step_back(self) -> None:
+        """Leaves a job that this process has joined and cannot train in: the others go on."""
+        with suppress(ProgramError):
+            self._say_that_it_leaves()
+        self._lines.abandon()
+        self._leaving.stop()
+
     def _say_that_it_leaves(self) -> None:
         if not self._pace.is_sync:
             self._pace.drain(self.client)

@@ -31,13 +31,14 @@ class ChangingJob(TrainingJob):
     Attributes:
         steps: the steps of all processes, by number.
         joining_kind: what those train, by default as all.
+        joins_by_resume: those begin with `step.resume`, as they must.
         computed: the steps that each process has computed, with the number of trainers then.
     """
 
     def __init__(self, *, joins_at_s: tuple[float, ...] = (), **more: Any) -> None:
         super().__init__(**more)
         self.joins_at_s, self.beating = joins_at_s, 2
-        self.joining_kind = self.args.kind
+        self.joining_kind, self.joins_by_resume = self.args.kind, True
         self.trainers += len(joins_at_s)
         self.lives += [0] * len(joins_at_s)
         self.steps: dict[int, TrainerStep] = {}
@@ -66,7 +67,9 @@ class ChangingJob(TrainingJob):
     def _run_script(self, trainer: int, step: TrainerStep) -> End:
         args, computed = self.args, self.computed.setdefault(trainer, [])
         with step:
-            state, done = step.resume(training.start(args.kind))
+            state, done = training.start(args.kind), 0
+            if trainer < self.expected or self.joins_by_resume:
+                state, done = step.resume(state)
             self.on_resume(trainer, state, done)
             for number, batch in enumerate(training.batches(args.steps, args.kind), 1):
                 if number <= done:

@@ -9,7 +9,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.env import PserverRole
-from jaxfleet.errors import PeerLostError, ProgramError, StrategyError
+from jaxfleet.errors import FeedError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.runtime.pserver_entry import job_step
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.transport.messages import Kind, Message
@@ -103,7 +103,7 @@ def test_processes_that_join_change_nothing(kind: str, undisturbed: Undisturbed)
 
 
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.grid  # with a table by default
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_then_four_then_one_then_three_trainers_are_as_one_device(
     kind: str, undisturbed: Undisturbed
@@ -124,6 +124,19 @@ def test_a_process_that_joins_with_another_script_changes_nothing(
     job.run()
     text = job.error("trainer 2", ProgramError)
     assert "it has another program for 2 trainers than those of the job" in text
+    del job.ends["trainer 2"]
+    check_close(job, undisturbed, trainers=2)
+
+
+@pytest.mark.usefixtures("twelve_rows")
+def test_a_process_that_joins_with_a_state_of_its_own_leaves_again(
+    undisturbed: Undisturbed,
+) -> None:
+    job = changing("plain", joins_at_s=(0.4,))
+    job.joins_by_resume = False
+    job.run()
+    text = job.error("trainer 2", FeedError)
+    assert "this process joins a job after step" in text
     del job.ends["trainer 2"]
     check_close(job, undisturbed, trainers=2)
 
