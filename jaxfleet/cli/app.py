@@ -23,7 +23,7 @@ COMMANDS = {  # each is a module in this package
     "view": "write a report of a script, a dump or a program: one HTML file",
     "plan": "show what parameter servers would hold and what would travel",
     "launch": "run a script as trainers with parameter servers, or as ranks of a collective job",
-    "scale": "change the number of trainers of a running job",
+    "scale": "change the number of trainers or servers of a running job",
     "serve": "run one parameter server; its role is read from the environment",
     "top": "show what the servers and trainers of a running job do",
     "timeline": "merge what the processes of a job noted into one timeline",

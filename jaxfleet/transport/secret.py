@@ -16,6 +16,7 @@ from zmq.utils import z85
 from jaxfleet.errors import StrategyError
 
 LEAST_BYTES = 16
+_MAKE_ONE = 'make one: python -c "import secrets; print(secrets.token_hex())" > {0}; chmod 600 {0}'
 
 # Constant, because both ends must derive the same keys.
 _SALT = b"jaxfleet parameter servers 1"
@@ -49,7 +50,7 @@ def read_secret(path: str | Path) -> bytes:
             mode = stat.S_IMODE(found.st_mode)
             secret = file.read().strip()
     except OSError as error:
-        hint = 'make one: python -c "import secrets; print(secrets.token_hex())"'
+        hint = _MAKE_ONE.format(path)
         raise StrategyError(f"the secret's file cannot be read: {error}", hint=hint) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         what = f"others than its owner may use the secret's file '{path}', whose mode is {mode:o}"
@@ -66,7 +67,7 @@ def check_secret(secret: bytes) -> None:
     if len(secret) < LEAST_BYTES:
         raise StrategyError(
             f"a secret has at least {LEAST_BYTES} bytes, and this one has {len(secret)}",
-            hint='make one: python -c "import secrets; print(secrets.token_hex())"',
+            hint=_MAKE_ONE.format("FILE"),
         )
 
 

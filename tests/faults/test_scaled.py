@@ -187,7 +187,7 @@ def test_a_launch_goes_on_without_a_trainer_that_is_killed(tmp_path: Path) -> No
         job.reaches("step 4.")
         (victim,) = numbers(job.text())["trainer 1"]
         os.kill(victim, signal.SIGKILL)
-        job.reaches("1 trainers instead of 2")
+        job.reaches("1 trainer instead of 2")
         done = end_soon(job, until)
         assert job.ends(240.0) == 0
         assert "the job goes on with 1 trainer\n" in job.text()

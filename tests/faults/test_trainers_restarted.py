@@ -60,7 +60,7 @@ def test_a_job_goes_on_without_a_killed_trainer_and_with_one_that_joins(
         trainers[1].reaches("step 4.")
         trainers[1].kill()
         more = jobs.trainer(0, joins=True)
-        servers[0].reaches("1 trainers instead of 2")
+        servers[0].reaches("1 trainer instead of 2")
         servers[0].reaches("2 trainers instead of 1")
         assert [one.ends(240.0) for one in (trainers[0], more, *servers)] == [0, 0, 0, 0]
         assert "step 4." not in more.text()

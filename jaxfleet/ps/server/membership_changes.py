@@ -334,9 +334,10 @@ class MembershipChanges:
         self._awaiting, self._begins_again = {} if was_restored else None, False
         self._greet_all(arrived, now)
         self.links.renew(self.sessions.me.program)
-        what = f"from step {self.router.step + 1} on, {members} trainers instead of {before}"
+        count = f"{members} trainer{'s' * (members != 1)}"
+        what = f"from step {self.router.step + 1} on, {count} instead of {before}"
         if not self.router.waits:
-            what = f"the job has {members} trainer{'s' * (members != 1)} now instead of {before}"
+            what = f"the job has {count} now instead of {before}"
         if members == before and (move := self.members.current.move) is not None:
             # Its own step is of no use: it may have run the one that is done again.
             what = f"the job moves to other servers after this step, {len(move.servers)} in all"
