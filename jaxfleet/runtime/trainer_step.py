@@ -393,7 +393,7 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
         else:
             self._close_logs()
             self._leaving.stop()
-            self._lines.abandon(f"failed with {error.__name__}")
+            self._lines.abandon()
 
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Returns a state whose values the servers have, after sending them missing ones."""
