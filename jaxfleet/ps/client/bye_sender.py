@@ -76,12 +76,14 @@ class MoveSender:
 
     Attributes:
         receive: receives for some seconds, without returning to servers that were started again.
+        is_lost: whether a server has been silent for longer than a restart takes.
     """
 
     outbox: RequestSender
     heartbeat: Heartbeat | None
     clock: Callable[[], float]
     receive: Callable[[float], None]
+    is_lost: Callable[[int], bool]
     _byes: list[PendingRequest] = field(default_factory=list)
     _until: float = 0.0
     # Since when servers do not know this trainer.
@@ -90,7 +92,6 @@ class MoveSender:
     def send(self, limit_s: float) -> list[PendingRequest]:
         """Says bye; returns the byes that servers have not taken after so many seconds."""
         outbox, wait = self.outbox, LongWait(self.clock)
-        lost_s, returns_s = outbox.timeouts.lost_after_s, outbox.timeouts.server_return_s
         self._until = self.clock() + limit_s
         self._byes = left = [outbox.request(at, Kind.BYE, body={"moves": True})
                              for at in range(len(outbox.servers))]  # fmt: skip
@@ -99,13 +100,14 @@ class MoveSender:
             wait.look(lambda: f"{outbox.me.name} waits for the others, to move to other servers")
             with suppress(_MovedError):
                 self._return()
-            left = [bye for bye in left if not self._is_over(bye)]
-            if any(self._silent_s(bye.server) > lost_s + returns_s for bye in left):
+            if self.heartbeat is None:  # no sign shows whether a stranger is what it was
+                left = [bye for bye in left if outbox.servers[bye.server].is_level]
+            if any(self.is_lost(bye.server) for bye in left):
                 return left
         if not self._have_moved():
             return left
         # Most answer at once. One that does not hears of it in the next epoch, or from the launch.
-        self._until = self.clock() + _MOST_LOST * lost_s
+        self._until = self.clock() + _MOST_LOST * outbox.timeouts.lost_after_s
         while self.clock() < self._until and any(self._answers(bye) for bye in left):
             self.receive(_POLL_S)
         return []
@@ -118,14 +120,6 @@ class MoveSender:
         """Whether a server may answer that is still what it was."""
         known = self.outbox.servers[bye.server]
         return not bye.is_done and known.is_level and not self._is_new(bye.server)
-
-    def _is_over(self, bye: PendingRequest) -> bool:
-        if bye.is_done or self.heartbeat is not None:
-            return bye.is_done
-        return not self.outbox.servers[bye.server].is_level
-
-    def _silent_s(self, server: int) -> float:
-        return 0.0 if self.heartbeat is None else self.heartbeat.silent_s(server)
 
     def _is_new(self, server: int) -> bool:
         """Whether a server has not greeted this trainer since it was started or begun anew."""

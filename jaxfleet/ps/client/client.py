@@ -351,7 +351,7 @@ class Client(RequestSender):
         """
         self._moves_away = True
         limit_s = self._longest_s()
-        sender = MoveSender(self, self._heartbeat, self._clock, self._hear)
+        sender = MoveSender(self, self._heartbeat, self._clock, self._hear, self._is_silent)
         if late := sender.send(limit_s):
             if lost := [bye.server for bye in late if self._is_silent(bye.server)]:
                 raise self._lost(lost[0], late)
