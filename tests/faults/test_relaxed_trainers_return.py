@@ -238,7 +238,7 @@ def export(step: TrainerStep, _state: Any, folder: Path) -> None:
 
 
 def save(step: TrainerStep, state: Any, folder: Path) -> None:
-    step.save(folder, state)
+    saves(folder, 4)(step, state, 4)
 
 
 @pytest.mark.parametrize("operate", [save, shrink, export])
