@@ -55,7 +55,7 @@ def last_step(text: str) -> int:
 
 def has(job: Started, trainers: int) -> bool:
     """Whether a job whose trainers have changed, perhaps one by one, has this number."""
-    changes = re.findall(r"server 0: from step \d+ on, (\d+) trainers", job.text())
+    changes = re.findall(r"server 0: from step \d+ on, (\d+) trainers?", job.text())
     return bool(changes) and int(changes[-1]) == trainers
 
 
