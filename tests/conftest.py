@@ -48,7 +48,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The first example of a test pays for compilation, so a deadline would only find that.
 # `--hypothesis-profile=nightly` draws many more; tests scale their own numbers by the profile.
-settings.register_profile("jaxfleet", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("jaxfleet", deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("jaxfleet")
 

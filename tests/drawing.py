@@ -1,4 +1,4 @@
-"""Number of Hypothesis examples: about 50 by default, more with the profile `nightly`."""
+"""Number of Hypothesis examples: 25 by default, more with the profile `nightly`."""
 
 from hypothesis import settings
 

@@ -1,7 +1,7 @@
 """The examples do what their docstrings promise, from any folder and on any output.
 
-By default each runs once, for a few steps, compiled quickly (`test_reading.py` runs the digits);
-marked grid, they run in every mode until they have converged.
+All of them run in the grid: once for a few steps, compiled quickly, and in every mode until they
+have converged.
 """
 
 import os
@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from tests.compiling import quickly
-from tests.tiers import by_default
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 280.0
@@ -127,10 +126,9 @@ SHORT = {
     ),
 }
 
-DEFAULT = ("fluid/fit_a_line",)  # README.md runs digits.py
 
-
-@pytest.mark.parametrize("name", by_default(SHORT, *DEFAULT))
+@pytest.mark.grid
+@pytest.mark.parametrize("name", SHORT)
 def test_an_example_begins_to_learn(tmp_path: Path, name: str) -> None:
     short = SHORT[name]
     with quickly():

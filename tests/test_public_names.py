@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import jaxfleet
 
 PUBLIC = {
@@ -305,6 +307,7 @@ def test_names_that_are_imported_when_asked_for_are_those_that_type_checkers_see
     assert seen == jaxfleet._HOME_OF  # noqa: SLF001
 
 
+@pytest.mark.grid
 def test_a_name_of_the_package_is_its_public_one_whatever_was_imported_first() -> None:
     asked = (
         "import jaxfleet.capture.trace_equivalence, jaxfleet as jf\n"

@@ -71,6 +71,7 @@ def test_a_captured_entry_is_valid_and_reads_back_as_it_was(name: str) -> None:
     assert parse(print_program(program, source=True)) == program
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", by_default(CAPTURED, *DEFAULT))
 def test_a_captured_entry_keeps_its_letter_unless_it_says_otherwise(name: str) -> None:
     captured = captured_zoo(name)
@@ -79,13 +80,14 @@ def test_a_captured_entry_keeps_its_letter_unless_it_says_otherwise(name: str) -
     assert bool(captured.notes) == by_size
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", by_default(CAPTURED, *DEFAULT))
 def test_the_verifier_accepts_an_entry_rewritten_for_four_devices(name: str) -> None:
     rewritten = GradAllreduce(devices=4).run(captured_zoo(name).program)
     verify(rewritten, more_rules=meaning_rules)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CORE)
 def test_one_device_is_bitwise_the_plain_function(name: str) -> None:
     compare(name, 1, STEPS)
@@ -97,7 +99,7 @@ def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", by_default(OTHERS, *DEFAULT))
 def test_the_one_device_meaning_holds_on_four_devices(name: str) -> None:
     compare(name, 4, STEPS)

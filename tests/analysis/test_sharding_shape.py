@@ -124,6 +124,7 @@ NUMBERED: Family = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("devices", "letter"), every_way((2, False), (4, True)))
 @pytest.mark.parametrize(
     "family", [BROADCASTS, RESHAPES, MOVES], ids=["broadcasts", "reshapes", "moves"]

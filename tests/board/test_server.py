@@ -143,6 +143,7 @@ def asked(stack: ExitStack, port: int, path: str = "/") -> tuple[socket.socket, 
     return line, int(line.recv(12).split()[1])
 
 
+@pytest.mark.grid
 def test_idle_connections_and_streams_keep_nobody_out() -> None:
     with served() as port, ExitStack() as stack:
         idle = []

@@ -110,6 +110,7 @@ def test_an_exported_primitive_runs_on_all_rows_of_the_devices_and_says_so() -> 
     assert "no rule keeps the rows of 'twice_lowered' apart" in found.explain()
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_an_exported_primitive_runs_in_a_process_without_its_library(tmp_path: Path) -> None:
     captured = jf.capture(stepping(LOWERED.bind), example=(WEIGHT, X))

@@ -95,7 +95,7 @@ def started(tx: Any) -> State:
     return {"params": params(), "opt": tx.init(params())}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_in_a_loop_or_a_branch_gives_on_devices_what_one_gives(kind: str) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.3, momentum=0.9))
@@ -109,7 +109,7 @@ def test_an_update_in_a_loop_or_a_branch_gives_on_devices_what_one_gives(kind: s
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_such_an_update_gives_over_servers_what_one_device_gives(kind: str) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.3, momentum=0.9))

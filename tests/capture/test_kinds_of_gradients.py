@@ -173,7 +173,7 @@ def test_only_what_is_differentiated_is_a_parameter(name: str) -> None:
     assert {v.name for v in program.of_kind(Kind.PARAM)} == CASES[name][2]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_such_a_step_gives_on_devices_what_one_gives(name: str) -> None:
     step, state = built(name)
@@ -186,7 +186,7 @@ def test_such_a_step_gives_on_devices_what_one_gives(name: str) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_such_a_step_gives_over_servers_what_one_device_gives(name: str) -> None:
     step, state = built(name)

@@ -73,6 +73,7 @@ def one_device() -> tuple[list[Any], tuple[Any, Any, Any]]:
     return [step(*changed, batch) for batch in batches()], changed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("jit", [nnx.jit, lambda step: step], ids=["jit", "plain"])
 def test_objects_are_changed_in_place(jit: Callable[..., Any], one_device: Any) -> None:
     losses, expected = one_device
@@ -87,6 +88,7 @@ def test_objects_are_changed_in_place(jit: Callable[..., Any], one_device: Any) 
     assert "state: model, optimizer, metrics; batch: batch" in step.explain()
 
 
+@pytest.mark.grid
 def test_an_object_that_holds_them_all_may_be_the_only_argument_besides_the_batch(
     one_device: Any,
 ) -> None:
@@ -159,6 +161,7 @@ def test_an_array_beside_objects_that_is_not_returned_is_refused() -> None:
         jf.capture(counting, example=(parts, optimizer, batches()[0]))
 
 
+@pytest.mark.grid
 def test_trainers_and_servers_change_them_in_place_too(one_device: Any) -> None:
     losses, expected = one_device
     captured = jf.capture(train_step, example=(*objects(TX), batches()[0]))
@@ -183,6 +186,7 @@ def test_trainers_and_servers_change_them_in_place_too(one_device: Any) -> None:
     close(result.metrics[0], (*losses, loss_of(model, batches()[0])))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_model_in_training_mode_may_be_evaluated(devices: int) -> None:
     state, batch = objects(TX), batches()[0]

@@ -82,6 +82,7 @@ def test_an_average_of_the_parameters_is_optimize() -> None:
     assert averages
 
 
+@pytest.mark.grid
 def test_statistics_of_the_batch_are_forward() -> None:
     program = captured_zoo("cnn_batchnorm").program
     statistics = {v.name for v in program.variables.values() if "batch_stats" in v.name}

@@ -13,7 +13,7 @@ RUN = (
 )
 
 
-@pytest.mark.few(2)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", RUN)
 def test_an_entry_does_on_one_device_what_its_step_does(name: str) -> None:
     built = built_zoo(name)

@@ -65,6 +65,7 @@ def test_a_process_killed_in_a_save_leaves_the_last_checkpoint(
     assert not list(tmp_path.rglob("tmp-*"))
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_a_process_killed_in_replacing_a_checkpoint_leaves_the_old_one(tmp_path: Path) -> None:
     with saver(tmp_path, "same_folder") as process:

@@ -48,6 +48,7 @@ def member(endpoint: str, rank: int, size: int) -> CoordinatorClient:
     return CoordinatorClient(NETWORK, endpoint, rank=rank, size=size, job="job", lost_after_s=10.0)
 
 
+@pytest.mark.grid
 def test_who_did_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, take = [], Coordinator.take
     monkeypatch.setattr(Coordinator, "take", lambda *given: heard.append(given) or take(*given))  # type: ignore[func-returns-value]
@@ -112,6 +113,7 @@ def test_ranks_give_each_other_what_they_have() -> None:
     assert all(each == [b"of 0", b"of 1", b"of 2"] for each in found.values())
 
 
+@pytest.mark.grid
 def test_what_ends_rank_0_is_told_before_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Coordinator.take
 

@@ -17,13 +17,10 @@ from tests.collective.test_merge import Oracle as MergingOracle
 from tests.runtime import toys
 from tests.runtime.comparing import FLOAT32
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.grid, pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("training.py")
-GROUPS = [
-    (2, 2),
-    *(pytest.param(size, marks=pytest.mark.grid) for size in [(2, 1), (4, 1), (4, 2)]),
-]
+GROUPS = [(2, 2), (2, 1), (4, 1), (4, 2)]
 Trained = tuple[Path, int]
 SMALL = 8  # bytes of Adam's step counter, which is on every device
 

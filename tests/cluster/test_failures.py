@@ -27,9 +27,8 @@ def assert_ends(rank: Started, *words: str, timeout_s: float) -> None:
     assert "Traceback" in text
 
 
-@pytest.mark.parametrize(
-    ("what", "rank"), [("kill", 0), pytest.param("stop", 1, marks=pytest.mark.grid)]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize(("what", "rank"), [("kill", 0), ("stop", 1)])
 def test_a_rank_without_a_sign_of_life_is_named(tmp_path: Path, what: str, rank: int) -> None:
     with ranks([SCRIPT, what, str(rank)], tmp_path, count=2) as started:
         started[rank].reaches("now", LONGEST_S)

@@ -75,6 +75,7 @@ class Oracle:
         return value
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [("momentum", 1, {}), ("clipped", 2, {}), ("adam", 4, {"sharded": True})],
@@ -92,7 +93,7 @@ def test_bfloat16_is_what_rounded_products_give(name: str, devices: int, options
     assert "products in bfloat16: " in step.explain()
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [("clipped", 1, {}), ("momentum", 2, {}), ("adam", 4, {"sharded": True})],
@@ -129,6 +130,7 @@ def test_the_scale_is_saved_and_restored(tmp_path: Path) -> None:
     assert held["amp.scale"] < 2.0**24
 
 
+@pytest.mark.grid
 def test_merged_calls_that_overflow_are_left_out_together() -> None:
     strategy = jf.DistributedStrategy(devices=2, amp="float16", loss_scale=2.0**24, merge=2)
     step, state = distributed("adam", strategy)

@@ -73,7 +73,7 @@ class Oracle:
         self.states = [State(self.met, s.opt) for s in self.states]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices", "k_steps"),
     [("sgd", 2, 4), ("momentum", 4, 1), ("adam", 4, 4), ("clipped", 2, 3)],
@@ -91,7 +91,7 @@ def test_devices_do_what_the_algorithm_says(name: str, devices: int, k_steps: in
     assert_close(pulled.opt, mean([s.opt for s in oracle.states]))
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("outer", "devices"),
     [(optax.sgd(0.7, momentum=0.9, nesterov=True), 2), (optax.adam(0.05), 4)],
@@ -117,6 +117,7 @@ def test_an_outer_optimizer_takes_the_mean_way_as_its_gradient(
     assert "parameters: 3 all-reduces when devices meet" in step.explain()
 
 
+@pytest.mark.grid
 def test_devices_meet_more_often_as_the_loss_falls() -> None:
     most = 6
     step, state = distributed("adam", apart(2, most, adaptive="loss"))
@@ -182,7 +183,7 @@ def test_meeting_at_every_step_is_one_device_with_the_whole_batch() -> None:
         assert_close((state.params, metrics), (wanted.params, expected), f"after step {number}")
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["fancy_index", "contrastive"])
 def test_what_rows_of_other_devices_ask_for_is_added_up_once(name: str) -> None:
     rate, entry = 0.1, ZOO[name]
@@ -195,6 +196,7 @@ def test_what_rows_of_other_devices_ask_for_is_added_up_once(name: str) -> None:
     assert_close(step.pull(state), wanted)
 
 
+@pytest.mark.grid
 def test_what_each_device_has_is_saved_and_restored(tmp_path: Path) -> None:
     step, state = distributed("adam", apart(2, 3))
     for number in range(4):  # one step after an exchange: devices differ

@@ -62,7 +62,7 @@ def strategy(devices: int, **options: Any) -> jf.DistributedStrategy:
     return jf.DistributedStrategy(devices=devices, merge=EVERY, **options)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [
@@ -109,6 +109,7 @@ def test_what_was_added_up_is_saved_and_restored(tmp_path: Path) -> None:
     assert "one update every 4 calls" in step.explain()
 
 
+@pytest.mark.grid
 def test_devices_that_train_apart_merge_their_own() -> None:
     devices = 2
     both = jf.DistributedStrategy(

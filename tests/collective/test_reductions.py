@@ -19,6 +19,7 @@ from tests.collective.models import (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [
@@ -46,6 +47,7 @@ def test_across_groups_goes_a_part_of_the_bytes() -> None:
     assert text.count("dense<[[0, 2], [1, 3]]>") == 3
 
 
+@pytest.mark.grid
 def test_a_mean_of_two_levels_is_the_same() -> None:
     apart = {"devices": 4, "communication": "local_sgd", "k_steps": 2}
     step, state = distributed("adam", jf.DistributedStrategy(**apart))  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def bytes_each(tree: Any) -> int:
     return max(held.values(), default=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "devices"), [("sgd", 2), ("momentum", 4), ("adam", 2), ("clipped", 4)]
 )
@@ -61,6 +61,7 @@ def test_pmap_and_several_executables_hold_the_same_parts() -> None:
         assert_close(step(state, batch(0)), expected, str(options))
 
 
+@pytest.mark.grid
 def test_a_checkpoint_goes_from_one_mode_to_the_other(tmp_path: Path) -> None:
     step, state = distributed("adam", sharded(4))
     for number in range(3):

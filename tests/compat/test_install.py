@@ -91,6 +91,7 @@ def test_a_star_takes_the_public_names() -> None:
     assert "_unary" not in names
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_devices_may_be_asked_for_after_the_import() -> None:
     script = """

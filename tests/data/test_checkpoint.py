@@ -64,7 +64,7 @@ def save_after(steps: int, path: Path) -> Any:
     return script
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("trainers", [1, 4])
 def test_a_job_of_another_size_reads_what_was_left(trainers: int, tmp_path: Path) -> None:
     job(2, save_after(SAVED_AT, tmp_path / "c"))

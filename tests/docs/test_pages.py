@@ -47,7 +47,7 @@ def grid_failures(request: pytest.FixtureRequest) -> dict[str, str]:
     return run_pages(request, "grid_failures", "--grid")
 
 
-@pytest.mark.few(4)
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", DEFAULT)

@@ -177,6 +177,7 @@ def test_a_job_begins_with_what_its_startup_programs_say(monkeypatch: pytest.Mon
     assert {key[0] for key in seen if key[1] is Message.ASSIGN} == {0}
 
 
+@pytest.mark.grid
 def test_all_trainers_begin_with_the_state_of_trainer_0() -> None:
     ready, twin = prepared("cnn_batchnorm"), twin_of("cnn_batchnorm")
 

@@ -75,7 +75,7 @@ def check(name: str, cut: Cut, result: TwinResult) -> None:
     assert_same(result.states[0], wanted, "against one server")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "cut"), few(), ids=str)
 def test_the_result_is_that_of_one_device_however_the_step_is_cut(name: str, cut: Cut) -> None:
     check(name, cut, run(name, cut))

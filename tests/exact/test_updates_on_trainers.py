@@ -173,6 +173,7 @@ def test_the_explanation_counts_the_waits_of_sums_before_what_they_make() -> Non
     assert "a step waits for servers 3 times" in text  # two gradients, then the parameters
 
 
+@pytest.mark.grid
 def test_of_several_updates_in_one_call_servers_make_the_last() -> None:
     step, state = twice(jf.distributed_optimizer(optax.sgd(0.1, momentum=0.9)))
     found = jf.verify(step, state, batches(), STRATEGY)

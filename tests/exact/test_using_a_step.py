@@ -133,6 +133,7 @@ def test_parameters_that_all_trainers_set_anew_are_trained_from_there() -> None:
     assert_near(result.states[0], trained(ready, anew(half), ready.batches[3:6]))
 
 
+@pytest.mark.grid
 def test_a_learning_rate_that_the_user_sets_holds_from_the_next_step() -> None:
     ready = prepared("injected_rate")
 

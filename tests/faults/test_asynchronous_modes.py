@@ -40,7 +40,7 @@ def lowest(results: list[dict[str, np.ndarray]]) -> set[float]:
     return set(min(values, key=np.sum).tolist())
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("step", [1, 4, 9])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_server_that_is_started_again_applies_everything_once(
@@ -71,6 +71,7 @@ def test_a_trainer_that_is_gone_is_named_by_those_who_exchange(mode: str) -> Non
     assert job.ends["trainer 0"].at_s - job.ends["trainer 1"].at_s < LOST_S + 1.0
 
 
+@pytest.mark.grid
 def test_a_killed_server_is_brought_level_and_applies_each_push_once(tmp_path: Path) -> None:
     words = [*ASYNC, f"--steps={ASYNC_STEPS}", "--pause=0.1", "--replay-bytes=4000"]
     job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
@@ -101,6 +102,7 @@ def test_a_killed_server_is_not_waited_for_while_gradients_wait_to_be_merged(
     assert lowest(job.results()) == {-2.0 * STEPS}
 
 
+@pytest.mark.grid
 def test_a_full_disk_holds_up_no_trainer_whose_gradients_wait_to_be_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_trainer_that_ends_early_is_not_waited_for() -> None:
     assert lowest(job.results()[:1]) == {-(ASYNC_STEPS + 5.0)}
 
 
+@pytest.mark.grid
 def test_rows_go_with_the_parameters_of_an_exchange_before_it_is_due() -> None:
     # A trainer without samples takes steps without gradients, and then the first step of a window:
     # its values are too old for the next one, so it exchanges. Without its rows, the step would

@@ -144,7 +144,7 @@ def test_all_trainers_killed_at_once_change_nothing(number: int) -> None:
     check(job)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("server", [0, 1])
 def test_servers_killed_after_a_trainer_returned_change_nothing(
     server: int, tmp_path: Path

@@ -90,6 +90,7 @@ def test_a_copy_of_a_trainer_that_ends_takes_nothing_with_it(
         check_same(jobs.results(), undisturbed("plain", 6))
 
 
+@pytest.mark.grid
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with Jobs(tmp_path) as jobs, socket.socket() as taken:
         host, _, port = jobs.endpoints[0].rpartition(":")

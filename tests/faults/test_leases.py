@@ -198,6 +198,7 @@ def test_a_trainer_that_leaves_early_gives_its_leases_back() -> None:
     assert job.data["epochs"] == once(0)
 
 
+@pytest.mark.grid
 def test_a_position_is_taken_up_by_another_number_of_trainers(tmp_path: Path) -> None:
     pauses = (0.1, 0.23, 0.05)
     paths = [tmp_path / name for name in "abc"]
@@ -248,6 +249,7 @@ def test_trainers_without_samples_take_part_in_periodic_checkpoints(tmp_path: Pa
     assert again.counts().tolist() == ONCE
 
 
+@pytest.mark.grid
 def test_a_trainer_that_never_pushes_is_named_by_those_who_wait() -> None:
     job = LeasingJob(step_s=4.0, strategy=UNBOUNDED, pauses=(0.1, 500.0)).run()
     text = job.error("trainer 0", PeerLostError)

@@ -87,6 +87,7 @@ def test_a_collective_that_is_lost_is_made_good_within_seconds(
     assert took_s < 15.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Kind.LOOK_UP, Kind.ROWS, Kind.PUSH_ROWS], ids=lambda k: k.value)
 def test_rows_that_are_lost_are_made_good_within_seconds(
     kind: Kind, undisturbed: Undisturbed
@@ -104,6 +105,7 @@ def test_any_messages_may_be_lost(kind: str, seed: int, undisturbed: Undisturbed
     check_same(states, undisturbed(kind, STEPS))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("seed", "share"),
     [(0, 0.1), (1, 0.1), *(pytest.param(n, 0.3, marks=pytest.mark.grid) for n in range(2, 22))],
@@ -132,7 +134,7 @@ def test_any_third_of_the_messages_may_be_lost(
     check_same(states, undisturbed(kind, STEPS))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Kind.SAVE, Kind.LOAD, Kind.OK], ids=lambda kind: kind.value)
 @pytest.mark.parametrize("at", [0, 1, 4, 6])
 def test_saving_and_restoring_may_lose_messages(

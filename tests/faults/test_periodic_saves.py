@@ -58,7 +58,7 @@ def test_a_job_saves_itself_although_a_server_dies(
     check_same([restored(series.path(last), "norm")], undisturbed("norm", last))
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["norm", "clip", "table"])
 def test_a_job_that_begins_again_goes_on_from_its_last_checkpoint(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
@@ -111,7 +111,7 @@ def test_training_goes_on_if_no_process_can_write_its_part(
     assert series.steps() == (4,)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("every", ["2steps", "0.001s"])
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("number", range(11, 48, 3))

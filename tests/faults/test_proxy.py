@@ -12,6 +12,7 @@ LOST_S = 10.0  # the default
 MOST_S = 2 * LOST_S  # that a fault may cost
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("harm", ["reset", "swallow", "truncate"])
 @pytest.mark.parametrize("way", ["request", "answer"])
 def test_bytes_that_are_lost_with_a_connection_are_asked_for_again(way: str, harm: str) -> None:
@@ -35,6 +36,7 @@ def test_a_push_that_is_lost_on_its_way_does_not_hold_up_the_other_trainer() -> 
         assert trainers.other_proxy.harms == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["request", "answer"])
 def test_a_bit_that_is_flipped_under_curve_costs_a_connection_and_no_more(way: str) -> None:
     with job(SECRET) as trainers:
@@ -49,6 +51,7 @@ def test_a_bit_that_is_flipped_under_curve_costs_a_connection_and_no_more(way: s
         trainers.pull()
 
 
+@pytest.mark.grid
 def test_a_cut_may_last_longer_than_a_connection() -> None:
     with job() as trainers:
         with trainers.proxy.cut():

@@ -61,7 +61,7 @@ def check_counts(job: TrainingJob, mode: str) -> None:
         assert found == {total(mode)}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", range(3, 60, 15))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
@@ -182,6 +182,7 @@ def test_a_returned_trainer_that_begins_anew_is_told_to_resume() -> None:
     assert "trainer 1 returns to a job at step 3, and begins with a state of its own" in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_returned_trainer_receives_the_own_state_of_trainer_0(trainer: int) -> None:
     words = ["--kind=norm", "--communication=async", "--staleness=2", "--step-timeout=30", *WAITS]
@@ -241,6 +242,7 @@ def save(step: TrainerStep, state: Any, folder: Path) -> None:
     saves(folder, 4)(step, state, 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("operate", [save, shrink, export])
 @pytest.mark.parametrize("mode", by_default(MODES, "async"))
 def test_what_all_have_done_together_is_not_done_again(

@@ -27,12 +27,10 @@ def returning(folder: Path, kind: str, *options: str, steps: int = STEPS) -> Tra
     return TrainingJob(folder, returns_s=RETURNS_S, step_s=30.0, options=words)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "kind",
-    by_default(
-        ["plain", "clip", "clip_after", "clip_twice", "norm", "table"], "clip_after", "table"
-    ),
+    ["plain", "clip", "clip_after", "clip_twice", "norm", "table"],
 )
 def test_servers_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
@@ -50,7 +48,7 @@ def test_servers_killed_one_after_the_other_change_nothing(
     assert len(saved) > 1
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "count", by_default([*range(1, 20, 2), *range(20, 72, 8)], 1, 5, 9, 13, 17, 28, 44, 60)
 )
@@ -123,6 +121,7 @@ def killed_at_the_end(folder: Path, which: int, launch_id: str | None) -> Traini
     return job.run()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "ids",
     by_default(
@@ -184,6 +183,7 @@ def test_a_server_that_is_lost_late_says_bye_all_the_same(
     check_same(job.results(), undisturbed("clip", 4))
 
 
+@pytest.mark.grid
 def test_a_server_killed_before_it_has_a_state_receives_it_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -83,6 +83,7 @@ def test_two_then_three_then_one_server_are_as_two(
     check_same(job.survivors(), undisturbed(kind, STEPS))
 
 
+@pytest.mark.grid
 def test_rows_of_a_table_move_with_their_buckets(tmp_path: Path) -> None:
     unmoved = ChangingJob(options=["--kind=table", f"--steps={STEPS}"], step_s=30.0)
     unmoved.run()
@@ -95,7 +96,8 @@ def test_rows_of_a_table_move_with_their_buckets(tmp_path: Path) -> None:
     check_same(job.survivors(), unmoved.survivors()[0])
 
 
-@pytest.mark.parametrize("second_at_s", by_default([0.2, 1.8], 1.8))
+@pytest.mark.grid
+@pytest.mark.parametrize("second_at_s", [0.2, 1.8])
 def test_processes_that_wait_to_join_a_job_become_members_although_it_moves(
     second_at_s: float, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -108,7 +110,8 @@ def test_processes_that_wait_to_join_a_job_become_members_although_it_moves(
     check_close(job, undisturbed, trainers=4, steps=STEPS)
 
 
-@pytest.mark.parametrize("lost", by_default(["killed", "leaves"], "killed"))
+@pytest.mark.grid
+@pytest.mark.parametrize("lost", ["killed", "leaves"])
 def test_a_job_that_loses_a_trainer_before_it_moves_goes_on_and_moves(
     lost: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -134,6 +137,7 @@ def test_a_job_that_loses_a_trainer_before_it_moves_goes_on_and_moves(
     check_close(job, undisturbed, trainers=1, steps=STEPS)
 
 
+@pytest.mark.grid
 def test_a_request_that_server_0_has_lost_with_its_life_is_repeated(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -187,6 +191,7 @@ def kill_at_message(job: MovingJob, process: int, number: int) -> None:
     job.on_send = look
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("on_lost", by_default(["fail", "continue"], "continue"))
 @pytest.mark.parametrize("number", by_default([1, 2, 3, 4, 6, 8], 2, 4))
 @pytest.mark.parametrize("process", by_default([0, 1], 1))

@@ -11,7 +11,6 @@ from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import forget_killed, kill
 from tests.faults.test_table_trainers_change import check_close as check_close_table
 from tests.faults.test_trainers_change import changing, check_close, leave
-from tests.tiers import by_default
 
 KINDS = ("plain", "clip", "clip_twice", "norm", "keys")
 MESSAGES = range(1, 35, 3)  # from the first that is of the change, some steps beyond it
@@ -35,9 +34,10 @@ def kill_servers_at(job: ChangingJob, servers: tuple[int, ...], number: int) -> 
     job.on_send = look
 
 
-@pytest.mark.parametrize("kind", by_default(KINDS, "norm"))
-@pytest.mark.parametrize("servers", by_default([(0,), (1,), (0, 1)], (0, 1)), ids=str)
-@pytest.mark.parametrize("number", by_default(MESSAGES, 16))
+@pytest.mark.grid
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("servers", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("number", MESSAGES)
 def test_a_server_killed_while_a_trainer_leaves_changes_nothing(
     kind: str, servers: tuple[int, ...], number: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -63,9 +63,10 @@ def test_a_server_killed_while_processes_join_changes_nothing(
     check_close(job, undisturbed, trainers=4)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("servers", by_default([(0,), (1,), (0, 1)], (1,)), ids=str)
-@pytest.mark.parametrize("number", by_default(MESSAGES, 19))
+@pytest.mark.parametrize("servers", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("number", MESSAGES)
 def test_rows_are_updated_once_where_a_server_is_killed_while_processes_join(
     servers: tuple[int, ...], number: int, tmp_path: Path
 ) -> None:

@@ -132,9 +132,10 @@ def test_two_then_four_then_one_then_three_trainers_are_as_one_device(kind: str)
     check_close(job, trainers=3, steps=steps)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("number", by_default(range(1, 16), 5))
-@pytest.mark.parametrize("process", by_default((1, 2), 1))
+@pytest.mark.parametrize("number", range(1, 16))
+@pytest.mark.parametrize("process", [1, 2])
 def test_a_process_lost_while_others_join_changes_no_row(process: int, number: int) -> None:
     job = changing("table", on_lost="continue", joins_at_s=(0.4, 0.4))
     sent = 0
@@ -229,8 +230,8 @@ class InterruptedJob:
                 kill()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("number", by_default(range(1, 5), 1, 2))
+@pytest.mark.grid
+@pytest.mark.parametrize("number", range(1, 5))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_that_a_lost_trainer_interrupts_is_done_once(

@@ -52,6 +52,7 @@ def check_close(
             )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", by_default(KINDS, "norm"))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_that_leaves_changes_nothing(
@@ -80,7 +81,7 @@ def leave(job: ChangingJob, process: int) -> None:
     job.steps[process].leave()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", by_default(range(7, 75, 12), 19, 31))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("kind", by_default(KINDS, "clip_after"))
@@ -128,6 +129,7 @@ def test_a_process_that_joins_with_another_script_changes_nothing(
     check_close(job, undisturbed, trainers=2)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
 def test_a_process_that_joins_with_a_state_of_its_own_leaves_again(
     undisturbed: Undisturbed,
@@ -186,6 +188,7 @@ def test_a_trainer_that_was_only_silent_is_told_that_it_was_taken_out(
     check_close(job, undisturbed, trainers=1, steps=80)
 
 
+@pytest.mark.grid
 def test_a_trainer_lost_in_a_save_leaves_the_whole_checkpoint(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -212,8 +215,9 @@ def test_a_trainer_lost_in_a_save_leaves_the_whole_checkpoint(
     check_same([training.named(single.restore(tmp_path / "saved"))], undisturbed("clip", 3))
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("number", by_default(range(1, 14), 3))
+@pytest.mark.parametrize("number", range(1, 14))
 def test_a_trainer_lost_while_another_joins_changes_nothing(
     number: int, undisturbed: Undisturbed
 ) -> None:
@@ -235,8 +239,9 @@ def test_a_trainer_lost_while_another_joins_changes_nothing(
     check_close(job, undisturbed, trainers=len(job.survivors()))
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
-@pytest.mark.parametrize("number", by_default(range(1, 10), 5))
+@pytest.mark.parametrize("number", range(1, 10))
 def test_a_process_lost_while_it_joins_changes_nothing(
     number: int, undisturbed: Undisturbed
 ) -> None:
@@ -247,6 +252,7 @@ def test_a_process_lost_while_it_joins_changes_nothing(
     check_close(job, undisturbed, trainers=len(job.survivors()))
 
 
+@pytest.mark.grid
 def test_a_server_killed_after_a_change_changes_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -270,6 +276,7 @@ def test_continue_is_refused_where_trainers_are_fixed() -> None:
         job_step(captured("plain"), strategy, None, CLUSTER)
 
 
+@pytest.mark.grid
 def test_a_lost_trainer_that_is_started_again_is_told_to_join(undisturbed: Undisturbed) -> None:
     job = changing("plain", "--steps=80", on_lost="continue")
     job.run({(1, 3): lambda: kill(5.0) if job.lives[1] == 1 else None})

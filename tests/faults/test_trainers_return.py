@@ -42,7 +42,7 @@ def kill_at(
     job.on_send = look
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", by_default(KINDS, "clip_twice", "norm", "keys"))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_between_steps_changes_nothing(
@@ -124,7 +124,7 @@ def test_a_trainer_killed_at_any_message_changes_nothing(
     check_same(job.results(), undisturbed(kind, STEPS))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(3, 48, 6))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_of_a_job_with_a_table_killed_at_any_message_changes_nothing(
@@ -227,6 +227,7 @@ def test_all_trainers_killed_at_once_change_nothing(number: int, undisturbed: Un
     check_same(job.results(), undisturbed("norm", STEPS))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("away_s", [0.1, AWAY_S])
 def test_a_trainer_killed_again_and_again_changes_nothing(
@@ -262,7 +263,7 @@ def test_a_trainer_killed_before_what_each_server_receives_changes_nothing(
     check_same(job.results(), undisturbed("norm", STEPS))
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_trainer_killed_in_operations_between_steps_changes_nothing(
@@ -278,6 +279,7 @@ def test_a_trainer_killed_in_operations_between_steps_changes_nothing(
     check_same([training.named(single.restore(tmp_path / "saved"))], undisturbed("norm", 3))
 
 
+@pytest.mark.grid
 def test_a_server_killed_after_a_trainer_returned_changes_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -295,6 +297,7 @@ def test_a_server_killed_after_a_trainer_returned_changes_nothing(
     check_same(job.results(), undisturbed("norm", 14))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("server", [0, 1])
 def test_a_server_and_a_trainer_that_die_together_end_the_job_at_once(
     server: int, tmp_path: Path
@@ -314,6 +317,7 @@ def test_a_server_and_a_trainer_that_die_together_end_the_job_at_once(
     assert job.ends["trainer 0"].at_s < job.ends["trainer 1"].at_s + 2.0
 
 
+@pytest.mark.grid
 def test_a_job_that_cannot_go_on_tells_trainers_so_however_often_they_are_started_again(
     tmp_path: Path,
 ) -> None:
@@ -342,7 +346,7 @@ def test_a_job_that_cannot_go_on_tells_trainers_so_however_often_they_are_starte
         assert job.ends[f"trainer {trainer}"].at_s < 20.0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", by_default(range(1, 15), 2, 5))
 def test_a_trainer_killed_while_a_server_is_brought_level_is_never_waited_for_in_vain(
     number: int, tmp_path: Path, undisturbed: Undisturbed
@@ -406,6 +410,7 @@ def test_a_returned_trainer_that_begins_anew_is_told_to_resume() -> None:
     assert "state, done = step.resume(state)" in str(notes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("at", [2, 3])
 def test_leaves_that_the_script_replaces_between_steps_are_those_of_the_job(
@@ -430,6 +435,7 @@ def test_leaves_that_the_script_replaces_between_steps_are_those_of_the_job(
     check_same(run(at), run()[0])
 
 
+@pytest.mark.grid
 def test_a_job_restored_from_a_checkpoint_goes_on_from_there(tmp_path: Path) -> None:
     TrainingJob(options=["--kind=norm", "--steps=4"], saved=tmp_path / "saved").run().results()
 

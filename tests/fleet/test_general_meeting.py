@@ -152,6 +152,7 @@ def test_processes_meet_at_the_address_where_trainer_0_listens(
     assert [file.name for file in temporary.iterdir()] == ["secret"]  # no other files
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("secret")
 def test_a_process_that_never_comes_to_the_address_is_named(address: str) -> None:
     there = [Process("TRAINER", 0), Process("TRAINER", 1), Process("PSERVER", 0)]

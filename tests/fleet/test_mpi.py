@@ -56,6 +56,7 @@ def answers(output: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: each["rank"])
 
 
+@pytest.mark.grid
 @with_mpi
 @pytest.mark.processes
 @pytest.mark.timeout(400)
@@ -105,6 +106,7 @@ def test_every_rank_of_a_collective_job_works_and_a_lost_one_is_named() -> None:
         assert (each["sum"], each["max"]) == ([6.0, 2.0], [3])
 
 
+@pytest.mark.grid
 @with_mpi
 @pytest.mark.processes
 @pytest.mark.timeout(400)

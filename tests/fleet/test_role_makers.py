@@ -325,6 +325,7 @@ print("GATHERED", role.all_gather((role.is_worker(), role.worker_index(), total)
 """
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_processes_of_a_launch_meet_although_nobody_said_where(

@@ -214,14 +214,9 @@ def searched(given: dict[str, np.ndarray], size: int, steps: int) -> Sentences:
     return found
 
 
-@pytest.mark.parametrize(
-    ("style", "seed"),
-    [
-        ("book", 7),
-        *(pytest.param(style, seed, marks=pytest.mark.grid)
-          for style in ("book", "parents", "all_words") for seed in range(3, 7)),
-    ],
-)  # fmt: skip
+@pytest.mark.grid
+@pytest.mark.parametrize("seed", range(3, 7))
+@pytest.mark.parametrize("style", ["book", "parents", "all_words"])
 def test_the_decoder_finds_the_sentences_of_a_plain_search(style: str, seed: int) -> None:
     given = weights(seed, 9, 1.5)
     words, scores, _ = decode(style, given, 3, 6)
@@ -234,9 +229,8 @@ def test_the_decoder_finds_the_sentences_of_a_plain_search(style: str, seed: int
             np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "style", ["parents", *(pytest.param(x, marks=pytest.mark.grid) for x in ("book", "all_words"))]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("style", ["parents", "book", "all_words"])
 def test_the_decoder_finds_the_sentences_that_fluid_finds(style: str) -> None:
     # Sources end at steps 2 to 4, and the loop with them: recorded with fluid 1.8.5.
     words, scores, turns = decode(style, weights(7, 7, 1.5), 2, 6)

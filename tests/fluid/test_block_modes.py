@@ -163,7 +163,7 @@ def test_devices_train_as_one(name: str) -> None:
     close(params, trained)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 def test_trainers_and_servers_train_as_one_process(name: str) -> None:
     net, draw = NETS[name]

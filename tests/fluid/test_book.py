@@ -30,7 +30,7 @@ def on_server(table: str, job: Seen) -> np.ndarray:
     return np.asarray(scope[table])
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", _DEAR)
 def test_a_model_learns_in_one_process(name: str) -> None:
     losses = run_alone(MODELS[name].build, [MODELS[name].batch()] * STEPS).losses[0]

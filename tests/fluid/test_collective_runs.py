@@ -136,7 +136,7 @@ def test_what_runs_by_default_has_every_net_with_every_mode_and_every_optimizer(
         assert {(case[one], case[two]) for case in quick} == pairs
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_ranks_do_what_one_device_does(case: Case) -> None:
     found, wanted = found_of(key_of(case)), wanted_of(key_of(case))

@@ -67,6 +67,7 @@ def by_hand(
     return w
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_each_device_sends_its_largest_elements_and_keeps_the_others(

@@ -29,6 +29,7 @@ def test_devices_add_the_same_noise_as_one() -> None:
         np.testing.assert_allclose(two.parameters()[name], value, **CLOSE)
 
 
+@pytest.mark.grid
 def test_servers_add_the_same_noise_as_one_process() -> None:
     def net() -> fluid.Variable:
         x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1], "int64")

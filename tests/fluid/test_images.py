@@ -33,6 +33,7 @@ def pictures(count: int) -> dict[str, np.ndarray]:
     return {"images": images, "label": label}
 
 
+@pytest.mark.grid
 def test_a_lenet_trains_and_is_tested_by_its_averages() -> None:
     scope = Scope()
     with fresh() as (main, startup), fluid.scope_guard(scope):

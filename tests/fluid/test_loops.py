@@ -56,6 +56,7 @@ def test_a_while_has_the_gradients_of_its_turns() -> None:
     same(made, gradients(lambda: unrolled(3), {"x": X}, W, ["x"]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("turns", [0, 3, 70])
 def test_a_while_that_only_a_run_can_count_has_the_same_gradients(turns: int) -> None:
     """70 turns are more than are stored, so that some are recomputed."""

@@ -78,6 +78,7 @@ def test_a_program_of_the_ir_is_returned_anew() -> None:
     np.testing.assert_array_equal(found[0], found[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["executor", "compiled", "parallel"])
 def test_training_is_the_same_to_the_bit(how: str) -> None:
     seen = []
@@ -146,6 +147,7 @@ def test_what_shares_a_name_is_not_fed() -> None:
         trained.exe.run(trained.main, {**BATCHES[0], name: value}, scope=trained.scope)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", ["memory", "transpiler"])
 def test_a_rank_trains_the_same(first: str) -> None:
     seen = []
@@ -189,6 +191,7 @@ def test_servers_train_the_same_before_the_transpiler() -> None:
         np.testing.assert_array_equal(value, other.params[0][name])
 
 
+@pytest.mark.grid
 def test_servers_train_the_same_behind_the_transpiler(monkeypatch: pytest.MonkeyPatch) -> None:
     feeds, build = shared_out(BATCHES, 2), partial(_decayed, shares=False)
     one = run_job(build, feeds)

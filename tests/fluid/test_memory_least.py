@@ -53,6 +53,7 @@ def both(program: fluid.Program, skip: set[str]) -> None:
     fluid.release_memory(program, skip)
 
 
+@pytest.mark.grid
 def test_real_bytes_fall_and_results_stay_and_the_log_has_the_figure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

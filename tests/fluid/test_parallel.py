@@ -33,6 +33,7 @@ def adam_with_all() -> Any:
     return fluid.optimizer.Adam(rate, grad_clip=clip, regularization=decay)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", [sgd, adam_with_all])
 def test_devices_that_share_a_batch_evenly_train_as_one(optimizer: Any) -> None:
     one, four = Trained(optimizer), Trained(optimizer)
@@ -49,6 +50,7 @@ def test_devices_that_share_a_batch_evenly_train_as_one(optimizer: Any) -> None:
     same(one.parameters(), four.parameters())
 
 
+@pytest.mark.grid
 def test_the_last_device_gets_the_rows_that_are_left_over() -> None:
     feed, steps = batch(7), 2
     parts = [
@@ -143,6 +145,7 @@ def test_unmerged_fetches_have_an_axis_of_devices() -> None:
     assert [value.shape for value in joined] == [(2,), (64, 3)]
 
 
+@pytest.mark.grid
 def test_persistable_values_that_are_fed() -> None:
     def with_rate() -> Any:
         rate = layers.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
@@ -200,6 +203,7 @@ def test_a_loader_that_ends_with_fewer_batches_than_devices_feeds_some() -> None
         loader.reset()
 
 
+@pytest.mark.grid
 def test_what_the_gradient_of_the_loss_begins_with() -> None:
     feed, scales = batch(4), fluid.BuildStrategy.GradientScaleStrategy
     halves = [{n: v[at : at + 2] for n, v in feed.items()} for at in (0, 2)]
@@ -283,6 +287,7 @@ def test_local_scopes_are_made_by_runs_and_dropped() -> None:
     assert train._need_create_local_exe_scopes()  # it was the tenth
 
 
+@pytest.mark.grid
 def test_an_executor_goes_on_where_devices_stopped_and_back() -> None:
     one, mixed = Trained(sgd), Trained(sgd)
     with devices(2):
@@ -322,6 +327,7 @@ def _normalized() -> tuple[fluid.Variable, fluid.Variable]:
     return layers.mean(layers.square(out)), out
 
 
+@pytest.mark.grid
 def test_statistics_are_each_devices_own_and_the_scope_shows_the_firsts() -> None:
     feed = {"x": batch(8)["x"]}
     half, both = Trained(sgd, _normalized), Trained(sgd, _normalized)
@@ -332,6 +338,7 @@ def test_statistics_are_each_devices_own_and_the_scope_shows_the_firsts() -> Non
         np.testing.assert_allclose(both.scope[name], half.scope[name], err_msg=name, **CLOSE)
 
 
+@pytest.mark.grid
 def test_synchronized_statistics_are_those_of_all_rows() -> None:
     one, two = Trained(sgd, _normalized), Trained(sgd, _normalized)
     build = fluid.BuildStrategy()

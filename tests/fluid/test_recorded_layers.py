@@ -25,7 +25,7 @@ def _listed() -> list[Any]:
     return [pytest.param(n, marks=pytest.mark.grid if n in dear else ()) for n in sorted(CASES)]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", _listed())
 def test_a_layer_makes_what_fluid_makes(name: str) -> None:
     wanted, made = RECORDED[name], run(fluid, CASES[name])

@@ -37,6 +37,7 @@ def texts(count: int, seed: int) -> tuple[list[list[int]], np.ndarray]:
     return found, label
 
 
+@pytest.mark.grid
 def test_a_net_on_sequences_trains() -> None:
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
         main.random_seed = startup.random_seed = 1

@@ -25,6 +25,7 @@ def classifier() -> tuple[fluid.Variable, fluid.Variable]:
     return layers.mean(layers.cross_entropy(out, y)), out
 
 
+@pytest.mark.grid
 def test_devices_that_share_sequences_train_as_one() -> None:
     one, two = Trained(sgd, classifier), Trained(sgd, classifier)
     with devices(2):

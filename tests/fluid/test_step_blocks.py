@@ -110,6 +110,7 @@ def each_sequence() -> fluid.Variable:
     return layers.mean(layers.square(layers.concat(pooled)))
 
 
+@pytest.mark.grid
 def test_a_dynamic_rnn_is_a_loop_over_each_sequence_with_its_gradients() -> None:
     lod = fluid.create_lod_tensor(ROWS, [LENGTHS], fluid.CPUPlace())
     h = drawn(4, 4)

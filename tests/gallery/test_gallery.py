@@ -168,7 +168,7 @@ def test_servers_update_wherever_they_can(name: str) -> None:
     assert (stage.after is not stage.before) == (name in ON_TRAINERS)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["dqn", "all_finite"])
 def test_a_program_of_each_kind_is_within_the_noise_of_one_device(name: str) -> None:
     expected, noise = on_one_device(name)

@@ -221,6 +221,7 @@ def test_a_unified_diff_has_the_form_that_pythons_has() -> None:
     assert unified_diff(parse(BEFORE), parse(AFTER)).split("\n") == list(expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compare", [diff, unified_diff])
 def test_ten_thousand_operators_are_compared_in_a_moment(compare: object) -> None:
     assert callable(compare)

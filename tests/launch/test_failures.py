@@ -57,6 +57,7 @@ def test_the_traceback_of_the_process_that_failed_is_shown_once(
     assert capsys.readouterr().err.count("ValueError: this once") == 1
 
 
+@pytest.mark.grid
 def test_last_lines_that_others_pushed_off_the_screen_are_shown_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_a_trainer_started_ends_with_it(tmp_path: Path) -> None:
     assert not any(runs(pid) for pid in noted(tmp_path))
 
 
+@pytest.mark.grid
 def test_what_a_trainer_started_is_killed_where_it_will_not_end(tmp_path: Path) -> None:
     child = DEAF + noting(tmp_path) + IDLE
     failing = starting(child) + waiting(tmp_path) + "raise SystemExit(5)"

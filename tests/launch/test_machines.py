@@ -38,6 +38,7 @@ def test_machines_share_out_what_they_start() -> None:
     assert three.endpoints([2, 1, 0], 6170) == ("a:6170", "a:6171", "b:6170")
 
 
+@pytest.mark.grid
 def test_servers_stay_until_the_trainers_of_all_machines_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

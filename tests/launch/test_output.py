@@ -107,6 +107,7 @@ def test_both_streams_are_shown_and_a_last_line_without_end_too(
     assert "trainer 0 | err\n" in err
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_a_flood_is_shown_whole_and_keeps_nobody_waiting(
     capsys: pytest.CaptureFixture[str],

@@ -72,6 +72,7 @@ def test_two_machines_of_the_cloud_agree_on_four_endpoints(
         assert json.loads(Path("logs", f"workerlog.{rank}").read_text()) == place
 
 
+@pytest.mark.grid
 def test_a_rank_that_aborts_ends_the_other_and_the_launch_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

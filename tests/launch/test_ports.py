@@ -121,6 +121,7 @@ def test_a_port_stays_held_between_a_servers_lives() -> None:
         ports.close()
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_two_launches_at_once_both_go_well(capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadPoolExecutor(2) as both:

@@ -89,6 +89,7 @@ def _lines(log: Path) -> str:
     return "\n".join(line for line in log.read_text().splitlines() if "{" not in line)
 
 
+@pytest.mark.grid
 def test_a_job_that_fails_too_often_ends_as_its_last_start_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ sys.exit("no rows" if rank == 0 else "rank 0 is gone")
     assert "rank 0 ended with exit code 1" in err.splitlines()[-1]
 
 
+@pytest.mark.grid
 def test_a_job_that_is_told_to_stop_while_it_stops_is_not_started_again(tmp_path: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     code = deaf + noting(tmp_path) + failing(tmp_path, 9)
@@ -163,6 +165,7 @@ if os.environ["JAXFLEET_RESTART"] == "0":
 """
 
 
+@pytest.mark.grid
 def test_a_rank_that_reports_a_lost_peer_is_not_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_launch_of_another_job_is_refused(tmp_path: Path) -> None:
         guest.meet(1, -1, lambda _: False)
 
 
+@pytest.mark.grid
 def test_two_machines_agree_on_ranks_and_ports_of_every_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

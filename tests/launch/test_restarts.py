@@ -39,6 +39,7 @@ def dying(folder: Path, how: str, times: int) -> tuple[str, str]:
     return waiting(lives), server
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_server_that_dies_comes_back_at_its_old_port(
     how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -67,6 +68,7 @@ def test_a_server_that_dies_too_often_is_a_failure(
     assert "server 0 ended with exit code 7; its last lines are above" in err
 
 
+@pytest.mark.grid
 def test_a_port_that_is_taken_is_tried_again_without_being_a_death(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +110,7 @@ if life < {times} and os.environ["PADDLE_TRAINER_ID"] == "0":
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_trainer_that_dies_is_started_again_with_its_next_life(
     how: str, capsys: pytest.CaptureFixture[str]
@@ -160,6 +163,7 @@ print(os.environ.get("TRAINING_ROLE"), os.environ.get("JAX_COMPILATION_CACHE_DIR
 """
 
 
+@pytest.mark.grid
 def test_trainers_that_may_be_started_again_keep_compiled_code_as_servers_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +210,7 @@ time.sleep(200)
 """
 
 
+@pytest.mark.grid
 def test_the_whole_job_is_started_again_without_its_servers_checkpoints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -243,6 +248,7 @@ pathlib.Path(to, os.environ.get("JAXFLEET_RESTART", "0")).touch()
 """
 
 
+@pytest.mark.grid
 def test_periodic_checkpoints_outlast_a_start_of_the_whole_job_and_servers_may_write_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("given", [True, False])
 def test_servers_are_told_the_folders_of_the_launch(

@@ -49,6 +49,7 @@ def send(launcher: "subprocess.Popen[str]", folder: Path, number: int) -> tuple[
     return launcher.communicate(timeout=WAIT_S)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), grid(signal.SIGHUP, 129)]
 )

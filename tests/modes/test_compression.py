@@ -34,6 +34,7 @@ def test_the_mean_of_what_is_merged_is_made_smaller_and_the_rest_comes_later() -
     assert np.abs(left).max() > 0.1  # the residual is not empty
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["async", "geo"])
 def test_whoever_merges_trains_with_gradients_made_smaller(how: str) -> None:
     options: Any = {"merge": 3, "k_steps": 3, "staleness": 6, "trainers": 2, **WHOLE}

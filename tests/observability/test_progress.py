@@ -229,6 +229,7 @@ def on_terminal(script: str, *, interrupt: bool = False, **more: str) -> str:
     return written.decode()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("then", ["pass", "raise ValueError('wrong')"])
 def test_a_terminal_has_one_line_that_goes(then: str) -> None:
     written = on_terminal(SCRIPT.format(seconds=0.8, then=then))

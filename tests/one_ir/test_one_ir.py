@@ -83,6 +83,7 @@ def test_a_program_of_fluids_operators_runs_in_a_fresh_process(tmp_path: Path) -
     assert_bitwise_equal(run(program, values), there)
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_a_captured_step_runs_in_a_process_that_never_saw_the_model(tmp_path: Path) -> None:
     program, values = captured_example()
@@ -94,6 +95,7 @@ def test_a_captured_step_runs_in_a_process_that_never_saw_the_model(tmp_path: Pa
     assert_bitwise_equal(run(program, values), there)
 
 
+@pytest.mark.grid
 def test_the_captured_step_does_what_the_users_step_does() -> None:
     state, batch = model.example()
     program, values = captured_example()

@@ -32,6 +32,7 @@ def job() -> tuple[Any, list[Any], np.ndarray]:
     return {"w": w, "opt": tx.init(w)}, [{"x": x, "y": x @ truth} for x in rows], truth
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("passes", "share", "error"),
     [

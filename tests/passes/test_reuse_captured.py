@@ -55,6 +55,7 @@ def test_a_step_gives_the_same_to_the_bit(drawn: random.Random, level: int) -> N
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("seed", "level"), [(1, 0), grid(3, 1), grid(6, 1)])
 def test_a_program_is_divided_behind_it_and_before_it(seed: int, level: int) -> None:
     train_step, (state, batch) = drawn_step(random.Random(seed))

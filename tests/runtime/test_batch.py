@@ -30,6 +30,7 @@ def cut(batch: Any, devices: int, axis_name: str) -> Any:
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(axis_name)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [1, 4])
 def test_one_capture_serves_every_number_of_rows(devices: int) -> None:
     tx, calls = jf.distributed_optimizer(optax.adam(0.1)), []
@@ -98,6 +99,7 @@ def columns(count: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [1, 4])
 def test_columns_of_every_type(devices: int) -> None:
     def train_step(state: State, batch: Any) -> tuple[State, Any]:

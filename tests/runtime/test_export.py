@@ -86,7 +86,7 @@ def test_the_steps_of_the_examples_can_be_exported(make: Any, platform: str) -> 
     assert_exports(make(), platform)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("platform", [pytest.param("cuda", marks=pytest.mark.grid), "tpu"])
 @pytest.mark.parametrize("name", ENTRIES)
 def test_steps_of_every_kind_can_be_exported(name: str, platform: str) -> None:

@@ -119,9 +119,8 @@ def test_a_fitted_step_on_devices_computes_what_one_device_does() -> None:
     assert report.after_bytes <= 0.6 * report.before_bytes
 
 
-@pytest.mark.parametrize(
-    "budget", [*(pytest.param(share, marks=pytest.mark.grid) for share in (0.9, 0.75)), 0.6]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("budget", [0.9, 0.75, 0.6])
 def test_the_budget_is_met_by_what_xla_says(budget: float) -> None:
     step = fitted_sgd(budget)
     report = step.memory_report()
@@ -182,6 +181,7 @@ def test_what_is_no_budget_is_refused(budget: Any) -> None:
         jf.DistributedStrategy(memory_budget=budget)
 
 
+@pytest.mark.grid
 def test_the_report_names_what_is_alive_and_is_drawn(tmp_path: Path) -> None:
     step = fitted_sgd(0.6)
     report = step.memory_report()
@@ -193,7 +193,7 @@ def test_the_report_names_what_is_alive_and_is_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"curve.{ending}").stat().st_size > 1000
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("passes", ["recompute", "order_for_memory,cut_apart"])
 def test_a_trainer_that_is_cut_computes_what_one_device_does(passes: str) -> None:
     built = blocks(optax.sgd(0.1), rows=64)

@@ -415,6 +415,7 @@ def test_the_first_trainer_of_servers_writes_unless_all_are_to(
         assert ("jaxfleet/staleness/mean" in last) == (communication != "sync")
 
 
+@pytest.mark.grid
 def test_a_process_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.runtime.logs_without_closing", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=LONGEST_S)

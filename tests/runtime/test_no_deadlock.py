@@ -34,14 +34,14 @@ def take(steps: int, devices: int, between: str) -> None:
     assert done.stdout.splitlines()[-1] == f"{steps} steps on {devices} devices"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("devices", "steps"),
     [
         (8, 300),
-        *(
-            pytest.param(*more, marks=pytest.mark.grid)
-            for more in ((4, 1000), (8, 1000), (32, 200))
-        ),
+        (4, 1000),
+        (8, 1000),
+        (32, 200),
     ],
 )
 def test_steps_that_follow_at_once(devices: int, steps: int) -> None:

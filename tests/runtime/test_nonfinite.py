@@ -227,7 +227,7 @@ def test_a_trainer_that_waits_for_nobody_leaves_its_step_out(communication: Any)
     assert_same(found.states[0], wanted)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:a gradient is not finite at step 3")
 @pytest.mark.parametrize(
     ("fields", "values", "wanted"),
@@ -267,6 +267,7 @@ def test_the_device_whose_gradient_it_was_leaves_its_step_out_of_local_sgd() -> 
     np.testing.assert_allclose(params, mean, rtol=1e-5)
 
 
+@pytest.mark.grid
 def test_a_step_that_is_left_out_changes_no_statistics_either() -> None:
     words = training.arguments([])
     chosen = dataclasses.replace(training.strategy(words), on_nonfinite="skip")

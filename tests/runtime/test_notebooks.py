@@ -133,6 +133,7 @@ def test_the_passes_of_a_step_are_a_table() -> None:
     assert all(stage.label in shown for stage in step().dumps)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("budget", [None, 0.8])
 def test_a_memory_report_has_its_totals_and_a_curve(budget: float | None) -> None:
     strategy = jf.DistributedStrategy(mode="single", memory_budget=budget)

@@ -21,7 +21,6 @@ from jaxfleet.lower import ExecutableCache, host_transfer
 from jaxfleet.lower.staged import Peak
 from jaxfleet.passes import Offload, Recompute
 from jaxfleet.runtime.memory_fit import Fit, Fitting, Memory
-from tests.tiers import by_default
 
 LAYERS, ROWS, WIDTH = 8, 256, 64
 CUT, MOVED = "recompute", "recompute,offload{smallest_bytes=1024}"
@@ -92,7 +91,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return Seen(monkeypatch)
 
 
-@pytest.mark.parametrize("devices", by_default([1, 4], 4))
+@pytest.mark.grid
+@pytest.mark.parametrize("devices", [1, 4])
 def test_what_waits_is_on_the_host_and_no_bit_changes(seen: Seen, devices: int) -> None:
     made = built(devices * ROWS)
     cut, step = (step_of(made, devices, passes=passes) for passes in (CUT, MOVED))

@@ -98,6 +98,7 @@ def test_whatever_a_script_asks_of_a_server_first_makes_it_serve(
     assert ended.value.code == 7
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_a_script_started_as_a_server_serves_where_it_restores(tmp_path: Path) -> None:
     before = begun(tmp_path)

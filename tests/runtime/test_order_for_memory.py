@@ -38,6 +38,7 @@ def test_another_order_computes_the_same_bits(name: str) -> None:
     assert OrderForMemory(rows=16).run(program) != program
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["gan", "clipping"])
 def test_executables_of_their_own_compute_the_same(name: str) -> None:
     wanted = on_one_device(name, STEPS)

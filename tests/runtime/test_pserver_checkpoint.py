@@ -92,12 +92,14 @@ def assert_close(found: Any, expected: Any) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_same_job_goes_on_bitwise(name: str, tmp_path: Path) -> None:
     expected = saved(name, tmp_path / "c")
     jax.tree.map(np.testing.assert_array_equal, restored(name, tmp_path / "c"), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("servers", by_default([1, 3], 3))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_another_number_of_servers_goes_on_bitwise(name: str, servers: int, tmp_path: Path) -> None:
@@ -106,11 +108,13 @@ def test_another_number_of_servers_goes_on_bitwise(name: str, servers: int, tmp_
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.grid
 def test_another_number_of_trainers_goes_on(tmp_path: Path) -> None:
     expected = saved("adam", tmp_path / "c")
     assert_close(restored("adam", tmp_path / "c", trainers=4), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_device_goes_on_from_a_job(name: str, tmp_path: Path) -> None:
     expected = saved(name, tmp_path / "c")
@@ -240,6 +244,7 @@ def test_a_leaf_that_is_called_as_a_slice_would_be_is_saved_as_itself(tmp_path: 
     np.testing.assert_array_equal(found, ended["params"]["w.block0"])
 
 
+@pytest.mark.grid
 def test_verify_does_not_take_the_memory_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     # XLA's use of donated memory differs from run to run, so the donation is checked.
     taken: list[bool] = []
@@ -256,6 +261,7 @@ def test_verify_does_not_take_the_memory_of_the_state(monkeypatch: pytest.Monkey
     assert taken == [False]
 
 
+@pytest.mark.grid
 def test_a_new_run_does_not_go_on_from_the_servers_of_an_old_one(tmp_path: Path) -> None:
     _, start = training("adam")
 
@@ -285,6 +291,7 @@ def arrays_in_cycles() -> list[str]:
         gc.garbage.clear()
 
 
+@pytest.mark.grid
 def test_a_step_lets_go_of_its_arrays_without_the_garbage_collector() -> None:
     _, start = training("adam")
 

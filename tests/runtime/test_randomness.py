@@ -77,6 +77,7 @@ def assert_same_draws(draws: Mapping[str, Draw], *, devices: int, sizes: tuple[i
             np.testing.assert_array_equal(found["masks"][name], mask, err_msg=name)
 
 
+@pytest.mark.grid
 def test_what_is_drawn_is_bitwise_the_same() -> None:
     assert_same_draws(DRAWS, devices=4, sizes=(16, 16))
 
@@ -106,6 +107,7 @@ def test_a_generator_that_cannot_draw_rows_draws_other_numbers_and_says_so() -> 
     assert "draws from a key per device" in step.explain()
 
 
+@pytest.mark.grid
 def test_the_zoos_entry_with_such_a_generator_trains() -> None:
     losses = [
         float(metrics["loss"])

@@ -27,7 +27,7 @@ def entries() -> list[object]:
     return [*(pytest.param(ZOO[name], id=name) for name in NAMES), *more]
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("entry", entries())
 def test_one_device_computes_the_same(entry: Case) -> None:
     wanted = on_one_device(entry.name, STEPS)

@@ -156,6 +156,7 @@ def with_averages(tx: optax.GradientTransformation) -> Any:
     return step
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
     "share",
@@ -296,6 +297,7 @@ def test_a_step_needs_no_metrics(devices: int) -> None:
     assert_alike(state, plain(1, rows(8))[0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_state_may_hold_arrays_of_random_keys(devices: int) -> None:
     tx = jf.distributed_optimizer(optax.adam(0.1))

@@ -38,6 +38,7 @@ def test_a_step_writes_a_report_of_itself(tmp_path: Path) -> None:
     assert program["memory"]
 
 
+@pytest.mark.grid
 def test_a_measured_step_shows_predicted_and_measured_time(tmp_path: Path) -> None:
     step, state = distributed()
     before = jax.tree_util.tree_map(np.array, state)
@@ -54,6 +55,7 @@ def test_a_measured_step_shows_predicted_and_measured_time(tmp_path: Path) -> No
     jax.tree_util.tree_map(np.testing.assert_array_equal, one, two)
 
 
+@pytest.mark.grid
 def test_a_step_that_holds_more_than_its_state_is_measured_apart(tmp_path: Path) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.1))
     apart = jf.DistributedStrategy(communication="local_sgd")

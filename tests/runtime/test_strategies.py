@@ -31,7 +31,7 @@ def test_a_strategy_that_is_changed_says_how_another_is_made() -> None:
     assert "dataclasses.replace(strategy, memory_budget=0.4)" in refused.value.__notes__[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["mlp", "dropout", "per_row_outputs", "feature_major"])
 def test_pmap_is_another_spelling(name: str) -> None:
     wanted = on_one_device(name, STEPS)
@@ -56,7 +56,7 @@ def test_a_strategy_may_be_a_name_or_nothing(strategy: Any) -> None:
     assert_alike(step(state, rows(8)), plain(1, rows(8)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,6 +137,7 @@ def normed_state(tx: optax.GradientTransformation) -> Any:
     return {"params": params, "opt": tx.init(params), "stats": variables["batch_stats"]}
 
 
+@pytest.mark.grid
 def test_local_statistics_are_those_of_a_step_written_by_hand() -> None:
     tx = optax.sgd(0.1)
     by_hand = jax.jit(

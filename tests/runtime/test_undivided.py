@@ -82,6 +82,7 @@ def assert_as_one_device(step: Any, made: Any, batch: Any) -> None:
     np.testing.assert_allclose(found[1]["loss"], expected[1]["loss"], rtol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slices", [2, 4, 8])
 def test_a_loop_that_adds_up_over_slices_of_the_batch_is_divided(slices: int) -> None:
     step = adding_up(slices)
@@ -90,6 +91,7 @@ def test_a_loop_that_adds_up_over_slices_of_the_batch_is_divided(slices: int) ->
     assert_as_one_device(step, made, BATCH)
 
 
+@pytest.mark.grid
 def test_a_loop_over_slices_is_divided_for_a_batch_that_can_be_and_right_for_others() -> None:
     def step(w: Any, batch: Any) -> Any:  # the letter stays: no size is -1
         def turn(carry: Any, part: Any) -> Any:
@@ -129,6 +131,7 @@ def counting(slices: int, loop: str, loss: Any = mean_loss) -> Any:
     return step
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loop", ["fori_loop", "scan"])
 @pytest.mark.parametrize("slices", [2, 4])
 def test_a_loop_that_cuts_out_slices_by_its_count_is_divided(slices: int, loop: str) -> None:
@@ -158,6 +161,7 @@ def weighting(w: Any, batch: Any) -> Any:
     return updated(w, lax.fori_loop(0, 4, turn, jnp.zeros_like(w))), {"loss": jnp.float32(0)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [skipping, weighting, counting(2, "scan", normalized_loss)])
 def test_a_loop_whose_slices_or_count_mean_more_runs_whole_and_warns(step: Any) -> None:
     with pytest.warns(UserWarning, match="is not divided: each of 4 devices does all"):
@@ -165,6 +169,7 @@ def test_a_loop_whose_slices_or_count_mean_more_runs_whole_and_warns(step: Any) 
     assert_as_one_device(step, made, BATCH)
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:random numbers are drawn:UserWarning")  # a constant key
 @pytest.mark.parametrize("loss", [normalized_loss, positional_loss, random_loss])
 def test_a_loop_in_which_a_rows_place_matters_runs_whole_and_warns(loss: Any) -> None:
@@ -214,6 +219,7 @@ def loops_in_slices(w: Any, batch: Any) -> Any:
     return updated(w, grads), {"loss": jnp.float32(0)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [python_slices, means_of_lists, grid(loops_in_slices)])
 def test_sums_over_slices_that_python_cut_are_divided(step: Any) -> None:
     made = distributed(step)
@@ -223,6 +229,7 @@ def test_sums_over_slices_that_python_cut_are_divided(step: Any) -> None:
         assert_as_one_device(step, made, {name: x[:rows] for name, x in BATCH.items()})
 
 
+@pytest.mark.grid
 def test_slices_that_devices_cannot_share_run_whole_and_right() -> None:
     made = distributed(means_of_lists)
     small = {name: x[:8] for name, x in BATCH.items()}  # 4 slices of 2 rows, on 4 devices
@@ -338,6 +345,7 @@ TIME_MAJOR = {"x": DRAWN.normal(size=(8, 16, 4)).astype(np.float32)}
 SEEDS = {"seed": np.zeros(DEVICES, np.int32)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("step", "batch", "instead"),
     [
@@ -370,6 +378,7 @@ def test_a_step_that_never_reads_its_batch_is_told_to_take_it_as_the_batch() -> 
         distributed(step)
 
 
+@pytest.mark.grid
 def test_reductions_over_the_axis_of_a_vmap_are_reductions_over_rows() -> None:
     def loss(w: Any, batch: Any) -> Any:
         def row(x: Any, y: Any) -> Any:
@@ -412,7 +421,7 @@ def test_trainers_that_divide_the_slices_are_not_warned_of() -> None:
         as_trainer(adding_up(4, random_loss), 0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("step", "rows"),
     [
@@ -435,6 +444,7 @@ def test_trainers_share_each_slice_of_the_batch(step: Any, rows: int) -> None:
     np.testing.assert_allclose(found.metrics[0][-1]["loss"], metrics["loss"], rtol=1e-5)
 
 
+@pytest.mark.grid
 def test_trainers_with_rows_of_their_own_share_slices_of_all_of_them() -> None:
     strategy = jf.DistributedStrategy(mode="pserver", batch="local")
     own = {name: x[:8] for name, x in BATCH.items()}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxfleet as jf
 from tests.gallery.scales import LossScale
@@ -34,6 +35,7 @@ def scaled(tx: Any) -> tuple[Any, Any]:
 BATCH = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
 
 
+@pytest.mark.grid
 def test_a_class_that_makes_arrays_of_its_leaves_may_be_in_the_state() -> None:
     step, state = scaled(jf.distributed_optimizer(optax.sgd(0.1)))
     trained: Any = jf.distribute(

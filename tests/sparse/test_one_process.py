@@ -37,6 +37,7 @@ def test_training_rows_equals_training_the_dense_table(mode: str, optimizer: str
     assert float(state["params"]["users"]) == 0.0
 
 
+@pytest.mark.grid
 def test_executables_are_as_many_as_powers_of_two_of_unique_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

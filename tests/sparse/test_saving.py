@@ -41,6 +41,7 @@ def test_training_goes_on_to_the_bit_where_a_checkpoint_was(tmp_path: Path) -> N
     assert other.tables.step == whole.tables.step == 6
 
 
+@pytest.mark.grid
 def test_servers_go_on_from_what_one_process_saved(tmp_path: Path) -> None:
     job = sparse_job(OPTIMIZERS["adagrad"][0])
     alone = made(job)

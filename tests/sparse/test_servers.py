@@ -17,7 +17,7 @@ from tests.sparse.models import DIM, OPTIMIZERS, RATE, VALUES, batch_of, run_den
 TOLERANCE = 2e-6
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rows_are_to_the_bit_the_same_on_any_number_of_servers(optimizer: str) -> None:
     mine, dense = OPTIMIZERS[optimizer]

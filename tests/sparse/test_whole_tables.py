@@ -35,6 +35,7 @@ def script_of(folder: Path, job: Any) -> Any:
     return script
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("communication", ["sync", "async"])
 def test_a_script_does_the_same_in_one_process_and_over_servers(
     communication: str, tmp_path: Path

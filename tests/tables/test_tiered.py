@@ -243,6 +243,7 @@ except JaxfleetError as error:
 """
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_a_full_disk_is_named_and_loses_no_row() -> None:
     done = subprocess.run(

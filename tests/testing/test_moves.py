@@ -49,6 +49,7 @@ def test_a_job_that_moves_twice_is_as_one_with_fixed_servers(mode: Mode) -> None
         assert (end.error, end.is_up, end.is_told) == (None, False, False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [Leave(1, 3), Join(0.5)], ids=lambda fault: type(fault).__name__)
 def test_a_job_moves_while_its_trainers_change(fault: Fault) -> None:
     run, found = check(schedule(Mode(changes=True, moves=True), *TO_3_TO_1, fault))

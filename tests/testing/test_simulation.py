@@ -67,6 +67,7 @@ def test_trainers_that_return_break_no_invariant(mode: Mode) -> None:
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("plant", "first"), BUGS.items(), ids=lambda x: getattr(x, "__name__", ""))
 def test_a_planted_bug_is_found_and_reduced(
     plant: Plant, first: int, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +105,7 @@ print([check(draw_schedule(seed, PLAYED))[0].digest for seed in SEEDS])
 """
 
 
+@pytest.mark.grid
 def test_one_seed_gives_one_run_in_any_process() -> None:
     """The digest covers every message; the order of sets differs between the processes."""
     other = subprocess.Popen(

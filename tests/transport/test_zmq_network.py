@@ -344,6 +344,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.grid
 def test_ten_thousand_frames_of_noise_change_nothing() -> None:
     network = ZmqNetwork(limits=SMALL)
     draw = random.Random(0)
@@ -387,6 +388,7 @@ def test_no_message_is_answered_with_an_error() -> None:
         assert listener.rejected == 1
 
 
+@pytest.mark.grid
 def test_a_message_of_very_many_parts_is_not_kept() -> None:
     network = ZmqNetwork(limits=SMALL)
     before = peak_bytes()
@@ -496,6 +498,7 @@ print(count)
 """
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])  # with a Unix socket, and by TCP
 def test_a_peer_may_end_while_the_listener_is_backed_up(host: str) -> None:

@@ -2,6 +2,7 @@
 
 from itertools import combinations, pairwise
 
+import pytest
 from hypothesis import given
 
 from jaxfleet.analysis.memory import ExecutableCuts, memory_profile
@@ -33,6 +34,7 @@ def test_the_fewest_executables_are_found_for_every_budget(program: Program) -> 
     assert apart.cuts(apart.least() - 1) is None
 
 
+@pytest.mark.grid
 @given(programs())
 def test_no_less_is_counted_than_the_curve_says(program: Program) -> None:
     apart = ExecutableCuts.of(program, {})

@@ -84,7 +84,7 @@ def test_a_planned_step_computes_the_same(step: tuple[Program, Values, Chain]) -
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6])
 def test_a_planned_step_holds_what_its_plan_says(
     step: tuple[Program, Values, Chain], part: float
@@ -100,6 +100,7 @@ def test_a_planned_step_holds_what_its_plan_says(
     assert 0.75 <= curve.peak / peak_of(chain, plan) <= 1.25
 
 
+@pytest.mark.grid
 def test_xla_needs_about_what_the_curve_says(step: tuple[Program, Values, Chain]) -> None:
     program, values, _ = step
     fetched = [name for op in program.root.ops if op.type == "fetch" for name in op.reads]

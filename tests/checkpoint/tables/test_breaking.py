@@ -56,6 +56,7 @@ def test_wherever_a_save_breaks_the_tables_are_those_of_one_step(tmp_path: Path)
     assert seen == {0, 1}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06, 0.1])
 def test_a_process_killed_in_a_save_leaves_the_tables_of_one_step(
     tmp_path: Path, delay_s: float

@@ -59,6 +59,7 @@ def test_rows_candidates_and_keys_that_went_come_back_through_a_chain(tmp_path: 
     assert len(store.rows) == 400 - 50 + 20 + 10 - 10
 
 
+@pytest.mark.grid
 @given(st.data())
 @settings(max_examples=12)
 def test_any_history_comes_back(
@@ -80,6 +81,7 @@ def test_any_history_comes_back(
     assert [f.content() for f in fresh] == [store.content() for store in stores]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1), (4, 4), (5, 7)])
 def test_another_number_of_servers_has_the_same_rows(
     tmp_path: Path, before: int, after: int

@@ -65,6 +65,7 @@ def run(
     return [done[f"worker {n}"] for n in range(len(paths))]
 
 
+@pytest.mark.grid
 def test_a_worker_over_servers_trains_as_in_one_process(tmp_path: Path) -> None:
     paths, alone = files(tmp_path, 18), Job(data_norm=True)
     for _ in range(2):

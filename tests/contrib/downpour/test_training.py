@@ -122,6 +122,7 @@ def batches(paths: list[str], size: int) -> Iterator[list[list[list[int]]]]:
     yield from (samples[at : at + size] for at in range(0, len(samples), size))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("data_norm", [False, True])
 def test_a_job_over_files_is_the_steps_made_by_hand(tmp_path: Path, data_norm: bool) -> None:
     paths, job = files(tmp_path, 20, 17), Job(data_norm=data_norm)
@@ -153,6 +154,7 @@ def test_gradients_of_a_window_are_pushed_together(tmp_path: Path) -> None:
     np.testing.assert_allclose(job.value("w"), hand.dense["w"], rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.grid
 def test_a_job_learns_what_is_planted_in_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_job_learns_what_is_planted_in_its_files(
     assert float(said.strip("[]").rpartition("[")[2]) > 0.75, said
 
 
+@pytest.mark.grid
 def test_inference_changes_nothing(tmp_path: Path) -> None:
     paths, job = files(tmp_path, 20), Job(data_norm=True)
     job.train(paths)
@@ -181,6 +184,7 @@ def test_inference_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(job.value("w"), w)
 
 
+@pytest.mark.grid
 def test_two_runs_over_the_same_files_are_the_same_to_the_bit(tmp_path: Path) -> None:
     paths, jobs = files(tmp_path, 15, 1, 9), (Job(), Job())
     for job, threads in zip(jobs, (1, 3), strict=True):

@@ -95,7 +95,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Any]:
     return losses, predicted(folder / "model")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_one_worker_trains_as_alone(
     mode: str, alone: tuple[list[float], Any], tmp_path: Path

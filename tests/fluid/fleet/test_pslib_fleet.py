@@ -17,7 +17,6 @@ from tests.contrib.downpour.jobs import FAR, KEYS, ctr, dataset, files
 from tests.contrib.downpour.test_training import STRATEGY
 from tests.fluid.nets import fresh
 from tests.fluid.pserver.memory import Job as Network
-from tests.tiers import by_default
 
 SERVERS = [f"127.0.0.1:{7501 + number}" for number in range(2)]
 SPARSE, DENSE, COUNTS = 0, 1, 2  # tables
@@ -79,7 +78,8 @@ def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("staleness", by_default([None, -1], None))
+@pytest.mark.grid
+@pytest.mark.parametrize("staleness", [None, -1])
 def test_a_job_saves_goes_on_and_goes_back_and_another_goes_on_from_it(
     tmp_path: Path, staleness: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +135,7 @@ def test_a_job_saves_goes_on_and_goes_back_and_another_goes_on_from_it(
     same(found, at_save)
 
 
+@pytest.mark.grid
 def test_a_worker_of_the_fleet_trains_as_one_process_without_servers(tmp_path: Path) -> None:
     paths = files(tmp_path, 18)
 

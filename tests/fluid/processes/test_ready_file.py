@@ -41,7 +41,7 @@ fluid.Executor(fluid.CPUPlace()).run(program)
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "number"), [(SCRIPT, signal.SIGTERM), (BY_HAND, signal.SIGINT)], ids=["job", "by hand"]

@@ -53,6 +53,7 @@ def batches(steps: int = 5, *, ids: np.ndarray | None = None) -> list[Feed]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_one_trainer_trains_as_a_dense_table_in_one_process(servers: int) -> None:
     fed = batches()
@@ -82,6 +83,7 @@ def test_a_table_of_many_rows_begins_on_servers_and_never_whole_in_one_process()
     assert len(run_alone(net, batches(2)).losses[0]) == 2  # few rows: an ordinary parameter
 
 
+@pytest.mark.grid
 def test_a_table_has_the_rate_that_its_parameter_says() -> None:
     fed = batches()
     job = run_job(partial(net, own_rate=0.25), [fed])

@@ -73,6 +73,7 @@ def test_a_rate_of_a_parameters_own() -> None:
     check_same(partial(net, lambda: fluid.optimizer.Adam(0.01), learning_rate=0.5), batches())
 
 
+@pytest.mark.grid
 def test_any_number_of_servers_begins_with_the_bits_of_one_process_and_ends_with_the_same() -> None:
     build = partial(net, lambda: fluid.optimizer.Adam(0.01))
     fed = shared_out(batches(3), 2)

@@ -62,7 +62,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_mnist_trains_through_servers_as_in_one_process(name: str) -> None:
     check(partial(mnist, OPTIMIZERS[name]), drawn(4, 10, image=(1, 12, 12)), 1e-5)
@@ -102,7 +102,7 @@ def word2vec(*, shares: bool = False) -> fluid.Variable:
     return loss
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("shares", [False, True])
 def test_word2vec_trains_through_servers_as_in_one_process(shares: bool) -> None:
     check(partial(word2vec, shares=shares), drawn(4, 50, ids=(4,)), 1e-4)
@@ -128,6 +128,7 @@ def simnet() -> fluid.Variable:
     return loss
 
 
+@pytest.mark.grid
 def test_a_dense_simnet_trains_through_servers_as_in_one_process() -> None:
     random = np.random.default_rng(2)
     names = ("query", "title", "other")

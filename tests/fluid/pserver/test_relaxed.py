@@ -46,7 +46,7 @@ def whole_numbers(trainers: int) -> tuple[list[list[Feed]], np.ndarray]:
     return [[{"x": x} for x in fed] for fed in whole], total
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_one_trainer_trains_as_one_process(mode: str) -> None:
     build, fed = partial(net, lambda: fluid.optimizer.Adam(0.01)), batches()
@@ -54,6 +54,7 @@ def test_one_trainer_trains_as_one_process(mode: str) -> None:
     np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["half_async", "async"])
 def test_a_schedule_counts_what_is_applied(mode: str) -> None:
     def make() -> Any:
@@ -64,6 +65,7 @@ def test_a_schedule_counts_what_is_applied(mode: str) -> None:
     np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["half_async", "async", "merged"])
 def test_a_sparse_table_of_one_trainer_is_that_of_one_process(mode: str) -> None:
     fed = test_sparse.batches()
@@ -72,6 +74,7 @@ def test_a_sparse_table_of_one_trainer_is_that_of_one_process(mode: str) -> None
     np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("trainers", [2, 3])
 @pytest.mark.parametrize("mode", ["half_async", "async"])
 def test_no_gradient_is_lost_or_applied_twice(mode: str, trainers: int) -> None:
@@ -83,6 +86,7 @@ def test_no_gradient_is_lost_or_applied_twice(mode: str, trainers: int) -> None:
     np.testing.assert_allclose(found, begun - RATE * total, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid
 def test_merged_gradients_of_two_trainers_are_those_of_sync() -> None:
     build, fed = partial(net, lambda: fluid.optimizer.Momentum(0.05, 0.9)), batches()
     job, alone = run_job(build, shared_out(fed, 2), config=MODES["merged"]), run_alone(build, fed)
@@ -135,6 +139,7 @@ def run_geo(
     return [done[f"trainer {n}"] for n in range(len(feeds))], there
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("every", [1, 2])
 def test_one_trainer_of_geo_trains_as_one_process(every: int) -> None:
     build, fed = partial(net, lambda: fluid.optimizer.Adam(0.01)), batches()
@@ -161,6 +166,7 @@ def test_what_geo_servers_hold_has_half_of_every_change_and_half_of_what_was_kep
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid
 def test_sparse_rows_of_geo_are_those_that_were_looked_up() -> None:
     fed = test_sparse.batches(4)
     ((losses, _),), there = run_geo(test_sparse.net, [fed], every=2)

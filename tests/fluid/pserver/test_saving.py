@@ -76,7 +76,7 @@ def test_a_loaded_job_continues_with_the_same_bits(
     assert rest == [losses[2:] for losses in whole]
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("build", [BUILD, SCHEDULED], ids=["rate", "schedule"])
 def test_one_process_goes_on_from_what_a_job_has_saved(
     tmp_path: Path, build: Callable[[], fluid.Variable]

@@ -86,6 +86,7 @@ def save_after(steps: int, folder: Path) -> Then:
     return then
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("servers", [1, 3])
 def test_a_job_with_a_distributed_table_goes_on_from_its_save_on_any_number_of_servers(
     tmp_path: Path, servers: int
@@ -106,6 +107,7 @@ def test_a_save_where_trainers_do_not_wait_has_what_its_trainer_sent(tmp_path: P
     assert rest == [whole[0][2:]]
 
 
+@pytest.mark.grid
 def test_one_process_goes_on_with_a_table_that_servers_have_saved(tmp_path: Path) -> None:
     fed = batches(STEPS)
     whole = Saved(tmp_path, save_after(2, tmp_path)).run([fed])
@@ -161,6 +163,7 @@ def test_servers_that_are_notified_write_the_rows_that_were_looked_up(tmp_path: 
     assert [part.record.part for part in checkpoint.parts] == ["server 0", "server 1"]
 
 
+@pytest.mark.grid
 def test_what_cannot_be_saved_leaves_the_save_before_it_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_rows_on_servers_train_as_a_dense_table_in_one_process(name: str) -> Non
     check_same(partial(net, make), partial(net, make, is_sparse=False), batches())
 
 
+@pytest.mark.grid
 def test_a_table_is_never_whole_on_a_trainer() -> None:
     job = run_job(net, shared_out(batches(2), 2))
     assert all(params["emb"].shape == (0, DIM) for params in job.params)

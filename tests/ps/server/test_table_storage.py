@@ -52,6 +52,7 @@ def test_a_server_that_starts_again_has_its_rows_and_takes_the_steps_after(tmp_p
         np.testing.assert_array_equal(again.seen(5, table), undisturbed.seen(5, table))
 
 
+@pytest.mark.grid
 def test_its_checkpoints_hold_what_changed_and_are_read_together(tmp_path: Path) -> None:
     undisturbed, rows = started(None), started(tmp_path)
     follow = []
