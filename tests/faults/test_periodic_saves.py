@@ -114,7 +114,7 @@ def test_training_goes_on_if_no_process_can_write_its_part(
 @pytest.mark.grid
 @pytest.mark.parametrize("every", ["2steps", "0.001s"])
 @pytest.mark.parametrize("trainer", [0, 1])
-@pytest.mark.parametrize("number", range(11, 48, 3))
+@pytest.mark.parametrize("number", range(11, 48, 6))
 def test_a_trainer_that_returns_saves_with_the_others(
     *,
     number: int,

@@ -92,7 +92,7 @@ def test_a_job_goes_on_without_a_lost_trainer(mode: str, trainer: int) -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("trainer", [0, 1])
-@pytest.mark.parametrize("number", range(1, 60, 3))
+@pytest.mark.parametrize("number", range(1, 60, 6))
 def test_a_trainer_lost_at_any_message_costs_no_sample(
     mode: str, trainer: int, number: int
 ) -> None:
