@@ -1,5 +1,7 @@
 """The Pass base class, the registry, pipelines as text, and instruments that observe a run."""
 
+from jaxfleet.pipeline.base import Pass as Pass
+from jaxfleet.pipeline.base import made_by as made_by
 from jaxfleet.pipeline.dump import FACTS as FACTS
 from jaxfleet.pipeline.dump import FRAMES as FRAMES
 from jaxfleet.pipeline.dump import SOURCES as SOURCES
@@ -17,15 +19,13 @@ from jaxfleet.pipeline.instruments import Statistics as Statistics
 from jaxfleet.pipeline.instruments import Timing as Timing
 from jaxfleet.pipeline.instruments import communicates as communicates
 from jaxfleet.pipeline.instruments import table as table
-from jaxfleet.pipeline.pipelines import parse_pipeline as parse_pipeline
-from jaxfleet.pipeline.pipelines import pass_text as pass_text
-from jaxfleet.pipeline.pipelines import pipeline_text as pipeline_text
-from jaxfleet.pipeline.pipelines import run_pipeline as run_pipeline
-from jaxfleet.pipeline.registry import Option as Option
-from jaxfleet.pipeline.registry import Pass as Pass
+from jaxfleet.pipeline.options import Option as Option
+from jaxfleet.pipeline.options import options_of as options_of
 from jaxfleet.pipeline.registry import load_plugins as load_plugins
-from jaxfleet.pipeline.registry import made_by as made_by
 from jaxfleet.pipeline.registry import make_pass as make_pass
-from jaxfleet.pipeline.registry import options_of as options_of
 from jaxfleet.pipeline.registry import register_pass as register_pass
 from jaxfleet.pipeline.registry import registered_passes as registered_passes
+from jaxfleet.pipeline.runner import run_pipeline as run_pipeline
+from jaxfleet.pipeline.text import parse_pipeline as parse_pipeline
+from jaxfleet.pipeline.text import pass_text as pass_text
+from jaxfleet.pipeline.text import pipeline_text as pipeline_text

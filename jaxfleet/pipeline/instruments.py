@@ -9,7 +9,7 @@ from typing import TypeAlias, overload
 
 from jaxfleet import notebook
 from jaxfleet.ir import Operator, Program, Role, print_folded, print_program, unified_diff
-from jaxfleet.pipeline.registry import Pass
+from jaxfleet.pipeline.base import Pass
 
 
 def table(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
