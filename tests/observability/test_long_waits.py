@@ -47,6 +47,7 @@ def test_a_trainer_logs_which_server_it_waits_for_and_for_what(
     assert record.levelno == logging.WARNING
     text = record.getMessage()
     assert "trainer 0 waits at step 0 for barrier 'here' from server 0 at s:1" in text
+    assert "; trainer 0 gives up after 60 s (for 15 s now)" in text
 
 
 def test_a_server_logs_which_trainer_is_missing_once_for_all_that_wait(

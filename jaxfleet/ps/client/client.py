@@ -14,20 +14,16 @@ from jaxfleet.observability import NO_SPANS, LongWait, Spans
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.bye_sender import ByeSender, MoveSender
 from jaxfleet.ps.client.former_process import FormerProcess, find_former, lost_pushes_error
-from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
+from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.membership_watch import MembershipWatch
 from jaxfleet.ps.client.operation_names import OperationNames
-from jaxfleet.ps.client.pending_request import (
-    PendingRequest,
-    describe_wait,
-    lost_server_error,
-    timeout_error,
-)
+from jaxfleet.ps.client.pending_request import PendingRequest
 from jaxfleet.ps.client.replay_log import ReplayBudget, ReplayLog
 from jaxfleet.ps.client.reply_receiver import ReplyReceiver
 from jaxfleet.ps.client.request_sender import RequestSender
 from jaxfleet.ps.client.server_recovery import ServerRecovery
 from jaxfleet.ps.client.server_session import ServerSession
+from jaxfleet.ps.client.server_watch import ServerWatch
 from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.membership import Membership, MembershipChangedError
 from jaxfleet.ps.timeouts import Timeouts
@@ -67,6 +63,7 @@ class Client(RequestSender):
         self.entered: int | None = None  # the step after which it took a place in a changed job
         self.names = OperationNames()
         self._clock, self._heartbeat = clock, heartbeat
+        self._watch = ServerWatch(self, heartbeat)
         self._hello_at = 0.0  # when to repeat it
         self._is_closed = False
         self._looked = clock()
@@ -145,7 +142,7 @@ class Client(RequestSender):
         hellos = [self.hello(server, is_first=True) for server in servers]
         self._hello_at = self._clock() + _HELLO_AGAIN_S
         is_again = self.me.membership.epoch > 0  # others may take a while to come
-        limit_s = max(self.timeouts.connect_s, self._longest_s() if is_again else 0.0)
+        limit_s = max(self.timeouts.connect_s, self._watch.longest_s if is_again else 0.0)
         self.wait(hellos, limit_s, ConnectError)
         for server, hello in enumerate(hellos):
             assert hello.answer is not None
@@ -190,7 +187,7 @@ class Client(RequestSender):
         try:
             answer = self.members.leave(self.wait)
         except PeerLostError as error:
-            if not (self.members.is_left_out and self._is_silent(0)):
+            if not (self.members.is_left_out and self._watch.is_silent(0)):
                 raise
             alert(f"{self.me.name} has left, and the job has ended since: {error}")
             answer = None
@@ -209,7 +206,7 @@ class Client(RequestSender):
             PeerLostError: a server is lost, or lacks what only a lost trainer had.
         """
         if self.me.is_sync:
-            until = self._clock() + self._longest_s()
+            until = self._clock() + self._watch.longest_s
             self.members.end_epoch(
                 membership, lambda asked: self.wait(asked, max(until - self._clock(), 0.0))
             )
@@ -254,7 +251,7 @@ class Client(RequestSender):
         first = next((request for request in requests if not request.is_done), None)
         if first is None:
             return
-        limit = timeout_s if timeout_s is not None else self._longest_s()
+        limit = timeout_s if timeout_s is not None else self._watch.longest_s
         began = self._clock()
         with self.spans.span(f"wait for {first.message.kind.value}", step=self.step):
             self._receive_until(requests, limit, error)
@@ -269,10 +266,10 @@ class Client(RequestSender):
         while not all(request.is_done for request in requests):
             left = deadline - self._clock()
             if left <= 0:
-                raise self._late(requests, limit, error)
+                raise self._watch.late(requests, limit, error)
             self._look(requests, at_once=not self._replies.receive(min(left, _POLL_S)))
             self._bring_level()
-            wait.look(lambda: self._described(requests))
+            wait.look(lambda: self._watch.describe(requests, limit))
 
     def poll(self) -> None:
         """Handles received messages without waiting; regularly checks the servers."""
@@ -350,12 +347,12 @@ class Client(RequestSender):
             PeerLostError: another trainer is lost or late, or a server is.
         """
         self._moves_away = True
-        limit_s = self._longest_s()
-        sender = MoveSender(self, self._heartbeat, self._clock, self._hear, self._is_silent)
+        limit_s = self._watch.longest_s
+        sender = MoveSender(self, self._heartbeat, self._clock, self._hear, self._watch.is_silent)
         if late := sender.send(limit_s):
-            if lost := [bye.server for bye in late if self._is_silent(bye.server)]:
-                raise self._lost(lost[0], late)
-            raise self._late(late, limit_s, PeerLostError)
+            if lost := [bye.server for bye in late if self._watch.is_silent(bye.server)]:
+                raise self._watch.lost(lost[0], late)
+            raise self._watch.late(late, limit_s, PeerLostError)
         self.abandon()
 
     def abandon(self, why: str = "") -> None:
@@ -394,22 +391,8 @@ class Client(RequestSender):
                 self.leases.saved(pulse.saved)
             if known.is_unknown(pulse):
                 self._recovery.see_new(server, str(pulse.incarnation))
-            elif known.is_open and self._is_silent(server):
-                raise self._lost(server, requests)
-
-    def _silence_s(self) -> float:
-        return self.timeouts.lost_after_s + self.timeouts.server_return_s
-
-    def _is_silent(self, server: int) -> bool:
-        """Whether a server is lost: it has sent no heartbeat for longer than a restart takes."""
-        heartbeat = self._heartbeat
-        return heartbeat is not None and heartbeat.silent_s(server) > self._silence_s()
-
-    def _lost(self, server: int, requests: Sequence[PendingRequest]) -> PeerLostError:
-        doing = "" if self._heartbeat is None else self._heartbeat.pulse(server).doing
-        return lost_server_error(
-            self.me, server, requests, step=self.step, limit_s=self._silence_s(), doing=doing
-        )
+            elif known.is_open and self._watch.is_silent(server):
+                raise self._watch.lost(server, requests)
 
     def _say_hello_again(self, requests: Sequence[PendingRequest]) -> None:
         hellos = [r for r in requests if r.message.kind is Kind.HELLO and not r.is_done]
@@ -417,23 +400,3 @@ class Client(RequestSender):
             self._hello_at = self._clock() + _HELLO_AGAIN_S
             for hello in hellos:
                 self.send(hello.server, hello.message)
-
-    def _pulse(self, request: PendingRequest) -> Pulse | None:
-        return self._heartbeat.pulse(request.server) if self._heartbeat is not None else None
-
-    def _late(
-        self, requests: Sequence[PendingRequest], limit_s: float, error: type[JaxfleetError]
-    ) -> JaxfleetError:
-        request = next(request for request in requests if not request.is_done)
-        return timeout_error(self.me, request, limit_s, error, self._pulse(request))
-
-    def _described(self, requests: Sequence[PendingRequest]) -> str:
-        waiting = [request for request in requests if not request.is_done]
-        if not waiting:
-            return f"{self.me.name} waited at step {self.step}"
-        return describe_wait(self.me, waiting[0], len(waiting) - 1, self._pulse(waiting[0]))
-
-    def _longest_s(self) -> float:
-        # Longer than the servers' own timeout, whose error names the missing peer.
-        returns_s = self.timeouts.server_return_s + (self.timeouts.trainer_return_s or 0.0)
-        return self.timeouts.step_timeout_s * 1.1 + 5 + returns_s

@@ -73,7 +73,7 @@ class WatchedClient(Client):
             super().wait(requests, timeout_s, error)
         finally:
             self._depth -= 1
-            limit_s = max(timeout_s or 0.0, self._longest_s())
+            limit_s = max(timeout_s or 0.0, self._watch.longest_s)
             limit_s = limit_s * (1 + len(self.servers)) + self._waits.excused_s + 1.0
             took_s = self._scheduler.now_s - began_s
             if not self._depth and took_s > limit_s:
@@ -87,7 +87,7 @@ class WatchedClient(Client):
         try:
             super().move_away()
         finally:
-            limit_s = self._longest_s() * (1 + len(self.servers)) + self._waits.excused_s + 1.0
+            limit_s = self._watch.longest_s * (1 + len(self.servers)) + self._waits.excused_s + 1.0
             took_s = self._scheduler.now_s - began_s
             if took_s > limit_s:
                 what = f"{self.me.name} moved for {took_s:.1f} s instead of {limit_s:.1f} s"
