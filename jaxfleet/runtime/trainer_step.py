@@ -1,24 +1,20 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
-import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Self
 
 import jax
-import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.data import Batches, Loader
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
+from jaxfleet.ps.client.remote_tables import table_stats
 from jaxfleet.ps.membership import MembershipChangedError
 from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.leased_batches import LeasedBatches
@@ -28,11 +24,6 @@ from jaxfleet.runtime.metrics_log import Logging
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.own_state import OwnStateKeeper
 from jaxfleet.runtime.periodic_saves import PeriodicSaver
-from jaxfleet.runtime.pserver_checkpoint import (
-    export_table,
-    meet,
-    shrink_table,
-)
 from jaxfleet.runtime.pserver_job import JobPrograms, example_of
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.scalar_metrics import ScalarMetrics
@@ -44,15 +35,18 @@ from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_introspection import TrainerViews
 from jaxfleet.runtime.trainer_membership import Scaling, check_trainer_lost
 from jaxfleet.runtime.trainer_moves import TrainerMoves
+from jaxfleet.runtime.trainer_tables import TrainerTables
 from jaxfleet.runtime.trainer_timing import counters_of_servers
 from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
-from jaxfleet.tables.host_lookup import looked_up, specs_of
+from jaxfleet.tables.host_lookup import specs_of
 
 _AGES = frozenset({"bound", "max", "mean"})  # of the values that steps used
 
 
-class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, Metrics]):
+class TrainerStep(
+    TrainerViews, TrainerMoves[State], TrainerTables, Logging, Evaluating[State, Metrics]
+):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -137,10 +131,6 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
     def client(self) -> Client:
         """The client of the servers, connected on first use."""
         return self._lines.client
-
-    @property
-    def tables(self) -> RemoteTables:
-        return self._lines.tables
 
     def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step.
@@ -284,64 +274,6 @@ class TrainerStep(TrainerViews, TrainerMoves[State], Logging, Evaluating[State, 
                 tree = self.captured.signature.state_tree
                 state = jax.tree_util.tree_unflatten(tree, self._newest.leaves)
                 self._saver.after_step(state)
-
-    def look_up(self, table: str, keys: Any) -> np.ndarray:
-        """Returns rows of a table as of the last step, as `Step.look_up`; not collective.
-
-        Raises:
-            FeedError: `keys` are not valid keys.
-            ProgramError: the step does not look up this table.
-            PeerLostError: a server is gone or late.
-        """
-        return self._through_changes(lambda: looked_up(self.tables, table, np.asarray(keys)))
-
-    def shrink(self, table: str) -> int:
-        """Evicts rows of a table, as `Step.shrink`; collective, after the same number of steps.
-
-        In the relaxed modes, a process that returns evicts none where the others have gone on.
-
-        Raises:
-            ProgramError: the step does not look up this table.
-            PeerLostError: a server, or another trainer, is gone or late.
-        """
-        return self._through_changes(lambda: self._shrink(table))
-
-    def _shrink(self, table: str) -> int:
-        what = self._pause(f"shrink '{table}'")
-        return 0 if what is None else shrink_table(self.client, self.tables, table, what)
-
-    def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
-        """Exports a table's rows, as `Step.export`; returns their number.
-
-        Collective, after the same number of steps; trainer 0 writes. It has all keys in memory, and
-        some rows at a time. A process that returns writes none again, like `shrink`; it returns 0.
-
-        Raises:
-            CheckpointError: the folder exists already, or cannot be written.
-            ProgramError: the step does not look up this table.
-            PeerLostError: a server, or another trainer, is gone or late.
-        """
-        # Not again if this trainer has written it when the members of the job change.
-        write = functools.cache(lambda: exported(self.tables.live(table), folder, text=text))
-        return self._through_changes(lambda: self._export(table, write))
-
-    def _export(self, table: str, write: Callable[[], int]) -> int:
-        what = self._pause(f"export '{table}'")
-        return 0 if what is None else export_table(self.client, self.tables, table, what, write)
-
-    def _pause(self, what: str) -> str | None:
-        """Flushes all trainers' updates; returns a name of the operation, unique at this step.
-
-        Returns None if this process has returned to a step that the others have left: where they do
-        not wait at every step, they would not come.
-        """
-        self._pace.flush()  # also then: its messages end where those of the former process did
-        if not self._pace.is_sync and self.client.is_past():
-            return None
-        what = self.client.unique(what)  # there may be several at one step
-        if not self._pace.is_sync:
-            meet(self.client, what)
-        return what
 
     def stats(self) -> dict[str, Any]:
         """Returns counters of this process, of every server, and of tables over all servers.
