@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.observability import Sample
 from jaxfleet.observability.metrics_server import WATCHED_S
-from jaxfleet.observability.top_view import TIMED_OUT
+from jaxfleet.observability.top_view import SILENT_S, TIMED_OUT
 
-SILENT_S = 3.0  # trainers send a heartbeat every second
 _SURE_S = WATCHED_S - 0.5  # between two looks: at its end, a process waits for the second
 _LONGEST = 300  # characters of a text
 _MOST_BAD = 1000  # metrics that are not finite

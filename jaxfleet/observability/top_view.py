@@ -16,6 +16,7 @@ _NOTABLE = 0.1  # least share of the time that the others wait for the slowest
 _CLEARLY = 1.1  # times the time that any other takes for a step of its own
 _APART = 2  # more steps behind than messages in flight explain
 _MOST_AT_A_TIME = 16
+SILENT_S = 3.0  # trainers send a heartbeat every second
 TIMED_OUT = "does not answer in time"
 
 
@@ -198,7 +199,7 @@ class Board:
             rows = sum(counted.get("table_rows", 0.0) for counted in one.now.tables.values())
             table.add_row(
                 name,
-                f"{values['server_step']:.0f}",
+                f"{values['server_step']:.0f}" if values["server_step"] >= 0 else "-",
                 f"{one.rate('server_step'):.1f}",
                 f"{one.rate('received_bytes_total') / _MB:.2f}",
                 f"{one.rate('sent_bytes_total') / _MB:.2f}",
@@ -240,6 +241,8 @@ class Board:
         slowest = _slowest(seen)
         for one in seen:
             name = f"{one.number}{' slowest' if one.number == slowest else ''}"
+            if _is_silent(one):
+                name = f"{one.number} silent"
             heard = "left" if one.has_left else f"{one.silent_s:.1f} s ago"
             words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard
             table.add_row(name, f"{one.starts}", *words, rich.Text(printable(one.doing)))
@@ -260,6 +263,10 @@ def _reason(error: OSError) -> str:
     if isinstance(inner, OSError) and inner.strerror:
         return f"does not answer: {inner.strerror}"
     return str(inner)
+
+
+def _is_silent(one: Seen) -> bool:
+    return one.silent_s >= SILENT_S and not one.has_left
 
 
 def _slowest(seen: Iterable[Seen]) -> int | None:
@@ -291,7 +298,7 @@ def _takes_longest(one: Seen, here: Sequence[Seen]) -> bool:
 
 def _keeping_pace(seen: Sequence[Seen], kind: str) -> str:
     here = [one for one in seen if not one.has_left]
-    if len(here) < 2 or _slowest(here) is not None:
+    if len(here) < 2 or _slowest(here) is not None or any(map(_is_silent, here)):
         return ""
     late = max(one.late for one in here)
     if late >= _NOTABLE:

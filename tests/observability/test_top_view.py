@@ -67,6 +67,19 @@ def test_saves_and_starts_are_counted() -> None:
     assert "started again" not in text(board)
 
 
+def test_a_trainer_that_is_silent_and_a_server_without_a_state_are_marked() -> None:
+    found = sample(10.0, -1, 0.0)
+    found.of_trainers[1]["trainer_silent_seconds"] = 3.1
+    board = Board([A], look_at=lambda _: found)
+    board.look()
+    (server,) = (line.split() for line in text(board).splitlines() if line.startswith(f"0 {A}"))
+    assert server[2] == "-"
+    assert "1 silent" in text(board)
+    assert "keep pace" not in text(board)
+    found.of_trainers[1]["trainer_left"] = 1.0
+    assert "silent" not in text(board)
+
+
 def test_in_lockstep_who_comes_last_by_a_little_is_not_called_slowest() -> None:
     looks = iter([sample(10.0, 4, 0.0), sample(12.0, 10, 0.1)])  # a step behind, 5 % late
     board = Board([A], look_at=lambda _: next(looks))
