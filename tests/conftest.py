@@ -122,7 +122,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 def _mark_all_but_few(items: list[pytest.Item]) -> None:
-    """Marks `grid` all but n cases of a test marked `few(n)`; the n are spread over all of them."""
+    """Marks `grid` all but n cases of a test marked `few(n)`, those in the middle of n parts.
+
+    The first case is often the simplest: one device, no turn of a loop.
+    """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("few") and not item.get_closest_marker("grid"):
@@ -130,7 +133,7 @@ def _mark_all_but_few(items: list[pytest.Item]) -> None:
     for of_test in cases.values():
         mark = of_test[0].get_closest_marker("few")
         assert mark is not None
-        kept = {n * len(of_test) // mark.args[0] for n in range(mark.args[0])}
+        kept = {(2 * n + 1) * len(of_test) // (2 * mark.args[0]) for n in range(mark.args[0])}
         for n, item in enumerate(of_test):
             if n not in kept:
                 item.add_marker("grid")

@@ -45,6 +45,7 @@ def test_an_optimized_test_does_not_run_what_a_quick_one_compiled(compiled: list
     assert compiled.count('"jit_softmax"') == 1
 
 
+@pytest.mark.grid
 @pytest.mark.optimized
 def test_a_program_of_the_zoo_is_built_as_the_test_compiles() -> None:
     with quickly():

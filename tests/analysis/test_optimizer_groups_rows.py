@@ -142,7 +142,7 @@ MIXES_ROWS: dict[str, Function] = {
 }
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", [*KEEPS_ROWS, *KEEPS_ROWS_ROUGHLY])
 def test_what_looks_at_one_row_at_a_time_is_row_local_and_exact_on_slices(name: str) -> None:
     group = w_of(on_gradients((KEEPS_ROWS | KEEPS_ROWS_ROUGHLY)[name]))

@@ -65,7 +65,7 @@ def run_step(program: Program, values: dict[str, Any]) -> dict[str, Any]:
     return lasting(program, jax.jit(Interpreter(program, {"b": 8}).run)(values))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_split_step_does_what_the_step_does(name: str) -> None:
     program = step_of(BRANCHES[name])
@@ -146,7 +146,7 @@ def test_one_branch_after_another_is_split_twice() -> None:
         assert group.rows is RowLocality.REDUCING
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -124,7 +124,6 @@ NUMBERED: Family = {
 }
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(("devices", "letter"), every_way((2, False), (4, True)))
 @pytest.mark.parametrize(
     "family", [BROADCASTS, RESHAPES, MOVES], ids=["broadcasts", "reshapes", "moves"]

@@ -36,7 +36,7 @@ def both(index: Callable[[Any], Any]) -> tuple[Program, Program]:
     return lettered, numbered
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "index",
     [

@@ -81,6 +81,7 @@ def test_two_optimizers_train_their_own_parameters() -> None:
     assert len(gradients_of(program)) == len(params_of(program))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["ema", "loss_scaling", "freeze", "nested_params", "nnx"])
 def test_what_is_not_trained_is_no_parameter(name: str) -> None:
     program = captured_zoo(name).program

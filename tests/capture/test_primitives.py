@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_and_its_gradient(name: str) -> None:
     function = FUNCTIONS[name]
@@ -83,6 +83,7 @@ NO_GRADIENT: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NO_GRADIENT)
 def test_a_function_without_a_gradient(name: str) -> None:
     def step(state: Any, batch: Any) -> Any:

@@ -1,7 +1,7 @@
 """A rank that is killed, suspended, gone or deviating is named by the others, which end.
 
-`test_coordinator.py` has all these verdicts without processes; by default, some of them run as
-jobs.
+`test_coordinator.py` has all these verdicts without processes; by default, one of them runs as a
+job.
 """
 
 from pathlib import Path

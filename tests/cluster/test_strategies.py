@@ -10,7 +10,7 @@ from tests.cluster.ranks import all_end_well, ranks
 from tests.cluster.strategies import STRATEGIES, trained
 from tests.collective.models import ALLOWED, OPTIMIZERS, start
 
-# By default, `test_equality.py` runs ranks in these modes one by one; here they are combined.
+# `test_equality.py` runs ranks in these modes one by one; here they are combined.
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("strategies.py")

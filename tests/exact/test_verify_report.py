@@ -34,6 +34,7 @@ def found() -> Verification:
     return jf.verify(train_step, {"params": params, "opt": TX.init(params)}, BATCHES)
 
 
+@pytest.mark.grid
 def test_a_leaf_that_rounding_decides_is_explained(found: Verification) -> None:
     noisy = {"params/bias", "opt/0/mu/bias", "opt/0/nu/bias"}
     assert found.largest > 0.01

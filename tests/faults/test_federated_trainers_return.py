@@ -28,6 +28,8 @@ from tests.faults.test_trainers_return import (
     saves,
 )
 
+pytestmark = pytest.mark.grid  # the default run has the simulation's schedules
+
 STEPS, EVERY = 8, 3  # an exchange after steps 3, 6 and 8
 WORDS = (
     f"--steps={STEPS}",
@@ -65,7 +67,6 @@ def test_trainers_have_states_of_their_own() -> None:
     assert not {name for name in same if name.startswith(("[1][0].mu", "[2]"))}
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_between_steps_changes_nothing(trainer: int, step: int) -> None:
@@ -78,7 +79,6 @@ def test_a_trainer_killed_between_steps_changes_nothing(trainer: int, step: int)
     check(job)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("number", range(3, 40, 2))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_at_any_message_changes_nothing(trainer: int, number: int) -> None:
@@ -89,7 +89,6 @@ def test_a_trainer_killed_at_any_message_changes_nothing(trainer: int, number: i
     check(job)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("server", [0, 1])
 @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.PULL, Kind.KEEP])
 def test_an_exchange_that_was_under_way_counts_once(kind: Kind, server: int) -> None:
@@ -106,7 +105,6 @@ def test_an_exchange_that_was_under_way_counts_once(kind: Kind, server: int) -> 
     check(job)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(1, 20, 2))
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_killed_in_operations_between_exchanges_does_them_again(
@@ -128,7 +126,6 @@ def test_a_trainer_killed_again_and_again_changes_nothing(trainer: int) -> None:
     check(job)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [4, 14, 20])
 def test_all_trainers_killed_at_once_change_nothing(number: int) -> None:
     job, sent = waiting(), [0, 0]
@@ -144,7 +141,6 @@ def test_all_trainers_killed_at_once_change_nothing(number: int) -> None:
     check(job)
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("server", [0, 1])
 def test_servers_killed_after_a_trainer_returned_change_nothing(
     server: int, tmp_path: Path
@@ -160,7 +156,6 @@ def test_servers_killed_after_a_trainer_returned_change_nothing(
     check(job)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [4, 7])
 def test_a_server_lost_with_a_trainer_ends_the_job_or_changes_nothing(
     step: int, tmp_path: Path
@@ -210,7 +205,6 @@ def test_after_a_restore_the_steps_of_its_checkpoint_count(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.grid
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_launch_starts_a_federated_trainer_again(trainer: int, tmp_path: Path) -> None:

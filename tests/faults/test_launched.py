@@ -108,7 +108,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_the_result_is_right(
         check_same(jobs.results(), undisturbed("norm", 14))
 
 
-@pytest.mark.grid  # by default, `tests/launch/test_stopping.py` has every signal
+@pytest.mark.grid  # `tests/launch/test_stopping.py` has every signal
 def test_a_job_that_is_interrupted_leaves_nobody(tmp_path: Path) -> None:
     with Jobs(tmp_path) as jobs:
         job = launched(jobs, "--steps=500")

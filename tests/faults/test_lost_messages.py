@@ -134,7 +134,7 @@ def test_any_third_of_the_messages_may_be_lost(
     check_same(states, undisturbed(kind, STEPS))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Kind.SAVE, Kind.LOAD, Kind.OK], ids=lambda kind: kind.value)
 @pytest.mark.parametrize("at", [0, 1, 4, 6])
 def test_saving_and_restoring_may_lose_messages(

@@ -30,7 +30,8 @@ from tests.faults.test_trainers_return import (
     kill_between_steps,
     saves,
 )
-from tests.tiers import by_default
+
+pytestmark = pytest.mark.grid  # the default run has the simulation's schedules
 
 WAITS = (f"--steps={STEPS}", "--pause=0.15", "--on-lost=wait")
 ASYNC = ("--kind=count_rows", "--communication=async", "--staleness=5", "--step-timeout=30")
@@ -61,7 +62,6 @@ def check_counts(job: TrainingJob, mode: str) -> None:
         assert found == {total(mode)}
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("number", range(3, 60, 15))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
@@ -75,7 +75,6 @@ def test_a_trainer_killed_at_any_message_counts_once(mode: str, trainer: int, nu
     assert staleness["max"] <= staleness["bound"]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("which", [Kind.PUSH, Kind.PUSH_ROWS, Kind.PULL])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_only_one_server_has_of_a_step_counts_once(mode: str, which: Kind) -> None:
@@ -90,7 +89,6 @@ def test_what_only_one_server_has_of_a_step_counts_once(mode: str, which: Kind) 
     check_counts(job, mode)
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("mode", ["merged", "geo"])
 def test_a_trainer_killed_again_and_again_counts_once(mode: str, trainer: int) -> None:
@@ -104,7 +102,6 @@ def test_a_trainer_killed_again_and_again_counts_once(mode: str, trainer: int) -
         check_counts(job, mode)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 4, 17, 24])
 def test_all_trainers_killed_at_once_count_once(number: int) -> None:
     job, sent = job_of("merged"), [0, 0]
@@ -120,7 +117,6 @@ def test_all_trainers_killed_at_once_count_once(number: int) -> None:
     check_counts(job, "merged")
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("away_s", [1.0, 12.0])
 @pytest.mark.parametrize("server", [0, 1])
 @pytest.mark.parametrize("mode", ["merged", "half_async", "dc_asgd"])
@@ -139,7 +135,6 @@ def test_a_server_and_a_trainer_that_die_together_count_once(
     check_counts(job, mode)
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("mode", ["merged", "dc_asgd"])
 def test_servers_killed_after_a_trainer_returned_count_once(mode: str, tmp_path: Path) -> None:
     job = job_of(mode, folder=tmp_path, returns_s=30.0)
@@ -154,7 +149,6 @@ def test_servers_killed_after_a_trainer_returned_count_once(mode: str, tmp_path:
     check_counts(job, mode)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("number", range(1, 14, 4))
 @pytest.mark.parametrize("mode", ["merged", "dc_asgd"])
@@ -182,7 +176,6 @@ def test_a_returned_trainer_that_begins_anew_is_told_to_resume() -> None:
     assert "trainer 1 returns to a job at step 3, and begins with a state of its own" in text
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_returned_trainer_receives_the_own_state_of_trainer_0(trainer: int) -> None:
     words = ["--kind=norm", "--communication=async", "--staleness=2", "--step-timeout=30", *WAITS]
@@ -208,7 +201,6 @@ def test_a_returned_trainer_receives_the_own_state_of_trainer_0(trainer: int) ->
     assert same == ([5] if trainer == 0 else [len(kept)])
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("number", range(4, 44, 8))
 @pytest.mark.parametrize("mode", [{}, {"merge": 4, "staleness": 6}])
 def test_samples_of_a_trainer_that_returns_are_applied_once(
@@ -242,9 +234,8 @@ def save(step: TrainerStep, state: Any, folder: Path) -> None:
     saves(folder, 4)(step, state, 4)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("operate", [save, shrink, export])
-@pytest.mark.parametrize("mode", by_default(MODES, "async"))
+@pytest.mark.parametrize("mode", MODES)
 def test_what_all_have_done_together_is_not_done_again(
     mode: str, operate: Callable[[TrainerStep, Any, Path], None], tmp_path: Path
 ) -> None:

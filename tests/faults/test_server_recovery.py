@@ -163,6 +163,7 @@ def test_a_server_without_a_launch_id_ends_when_no_trainer_of_another_run_comes(
     assert 30.0 < job.ends["server 0"].at_s < 32.0
 
 
+@pytest.mark.grid
 def test_a_server_that_is_lost_late_says_bye_all_the_same(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -34,7 +34,7 @@ def kill_servers_at(job: ChangingJob, servers: tuple[int, ...], number: int) -> 
     job.on_send = look
 
 
-@pytest.mark.grid
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("servers", [(0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize("number", MESSAGES)

@@ -23,7 +23,8 @@ from tests.faults.test_trainers_change import (
     changing,
     leave,
 )
-from tests.tiers import by_default
+
+pytestmark = pytest.mark.grid  # the default run has the simulation's schedules
 
 KINDS = ("table", "count_rows")  # rows in a loss, and rows that count their updates
 SPLIT = 37  # before this message of trainer 0 in a job of tables, servers are at different steps
@@ -57,8 +58,8 @@ def check_close(job: ChangingJob, *, trainers: int, steps: int = STEPS) -> None:
             np.testing.assert_allclose(value, expected[name], rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", by_default(KINDS, "count_rows"))
-@pytest.mark.parametrize("trainer", by_default((0, 1), 0))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_that_leaves_changes_no_row(kind: str, trainer: int) -> None:
     job = changing(kind)
     job.run({(trainer, 3): partial(leave, job, trainer)})
@@ -66,10 +67,9 @@ def test_a_trainer_that_leaves_changes_no_row(kind: str, trainer: int) -> None:
     assert job.counts() == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("number", by_default(range(7, 130, 6), 25))
+@pytest.mark.parametrize("number", range(7, 130, 6))
 @pytest.mark.parametrize("trainer", [0, 1])
-@pytest.mark.parametrize("kind", by_default(KINDS, "table"))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_trainer_lost_at_any_message_changes_no_row(kind: str, trainer: int, number: int) -> None:
     job = changing(kind, on_lost="continue")
     kill_before(job, trainer, number)
@@ -120,7 +120,6 @@ def test_no_trainer_ends_a_step_whose_rows_a_server_lacks() -> None:
     assert job.counts() == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_then_four_then_one_then_three_trainers_are_as_one_device(kind: str) -> None:
@@ -132,7 +131,6 @@ def test_two_then_four_then_one_then_three_trainers_are_as_one_device(kind: str)
     check_close(job, trainers=3, steps=steps)
 
 
-@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
 @pytest.mark.parametrize("number", range(1, 16, 2))
 @pytest.mark.parametrize("process", [1, 2])
@@ -155,7 +153,6 @@ def test_a_process_lost_while_others_join_changes_no_row(process: int, number: i
     check_close(job, trainers=len(job.survivors()))
 
 
-@pytest.mark.grid
 @pytest.mark.usefixtures("twelve_rows")
 def test_a_process_that_joins_looks_up_rows_of_the_step_before() -> None:
     """Its first look-up is outside of a step, which servers may have begun when it joined."""
@@ -230,7 +227,6 @@ class InterruptedJob:
                 kill()
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("number", range(1, 5))
 @pytest.mark.parametrize("trainer", [0, 1])
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -253,7 +249,6 @@ def test_an_operation_that_a_lost_trainer_interrupts_is_done_once(
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("trainer", [0, 1])
 def test_a_trainer_lost_in_a_save_leaves_a_checkpoint_with_all_rows(
     trainer: int, tmp_path: Path

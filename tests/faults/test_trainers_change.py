@@ -177,6 +177,7 @@ def test_a_sigterm_lets_a_trainer_leave_and_ends_the_last_one(
         assert job.counts() == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.grid
 def test_a_trainer_that_was_only_silent_is_told_that_it_was_taken_out(
     undisturbed: Undisturbed,
 ) -> None:

@@ -116,6 +116,7 @@ def test_an_odd_number_of_ranks_are_no_pairs() -> None:
     assert "StrategyError: MPISymetricRoleMaker is one of 1 processes, which are no pairs" in output
 
 
+@pytest.mark.grid
 @with_mpi
 @pytest.mark.processes
 @pytest.mark.timeout(400)

@@ -75,6 +75,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("given", "wanted"), STEPS)
 def test_a_step_selects_what_fluid_selects(given: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
     before, totals, tokens, scores, levels, size, is_accumulated = given

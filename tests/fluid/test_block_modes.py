@@ -146,7 +146,7 @@ def close(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
 ALL = [pytest.param(name, marks=pytest.mark.grid if name == "translation" else ()) for name in NETS]
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 def test_devices_train_as_one(name: str) -> None:
     net, draw = NETS[name]

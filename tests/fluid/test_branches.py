@@ -157,6 +157,7 @@ def of_each_row(rows: Array) -> Callable[[], fluid.Variable]:
     return build
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("signs", [[1, -1, -1, 1], [1, 1, 1, 1], [-1, -1, -1, -1]])
 def test_rows_go_through_one_of_two_blocks(signs: list[int]) -> None:
     """Rows of the other block contribute no gradient of a logarithm below 0."""

@@ -8,6 +8,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import UnsupportedError
 from tests.fluid.nets import fresh
+from tests.tiers import grid
 
 ROWS, WIDTH, RATE, KEEP = 4, 128, 0.5, 0.9
 SPARSITY = [0.75, 0.9]
@@ -67,9 +68,8 @@ def by_hand(
     return w
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [grid(1), 2])
 def test_each_device_sends_its_largest_elements_and_keeps_the_others(
     devices: int, ahead: bool
 ) -> None:

@@ -60,6 +60,7 @@ def each_sequence(rows: Array, step: Callable[[Any, Array], Any], start: Any, *,
     return np.stack(list(kept))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("is_reverse", [False, True])
 @pytest.mark.parametrize("use_peepholes", [False, True])
 def test_an_lstm_is_a_loop_over_each_sequence(*, is_reverse: bool, use_peepholes: bool) -> None:
@@ -85,6 +86,7 @@ def test_an_lstm_is_a_loop_over_each_sequence(*, is_reverse: bool, use_peepholes
     np.testing.assert_allclose(hidden, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("origin_mode", [False, True])
 @pytest.mark.parametrize("is_reverse", [False, True])
 def test_a_gru_is_a_loop_over_each_sequence(*, is_reverse: bool, origin_mode: bool) -> None:

@@ -219,6 +219,7 @@ program p
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cols", [1, 5, 6, 16])
 def test_a_block_gives_on_some_rows_what_it_gives_there_on_all(cols: int) -> None:
     rng, cache = np.random.default_rng(cols), ExecutableCache()

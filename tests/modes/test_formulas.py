@@ -98,6 +98,7 @@ def _local_gradient(w: np.ndarray, data: Any) -> np.ndarray:
     return grad
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["async", "half_async", "geo", "dc_asgd", "fl"])
 def test_a_run_is_the_same_every_time(how: str) -> None:
     options: Any = {"trainers": 3, "k_steps": 2, "batch": "local"}

@@ -118,7 +118,7 @@ def played(how: str, order: Sequence[int], **options: Any) -> list[list[np.ndarr
     return [list(used) for used in twin.play(script, network=network).metrics]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize(
     ("how", "options", "oracle"),

@@ -48,6 +48,7 @@ def rows_after(batches: list[Any], **options: Any) -> tuple[np.ndarray, ...]:
     return tuple(metrics[0] for metrics in twin.play(script).metrics)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -17,6 +17,7 @@ from tests.runtime import toys
 MODES = ["async", "half_async", "geo", "dc_asgd", "fl"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", MODES)
 def test_what_is_saved_is_what_servers_have_of_all_trainers(how: str, tmp_path: Path) -> None:
     def script(step: Any) -> Any:
@@ -40,6 +41,7 @@ def test_what_is_saved_is_what_servers_have_of_all_trainers(how: str, tmp_path: 
     np.testing.assert_array_equal(ends[0][1], ends[1][1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", MODES)
 def test_a_state_in_the_middle_replaces_what_servers_have(how: str, tmp_path: Path) -> None:
     fresh = jnp.full((6,), 0.25)

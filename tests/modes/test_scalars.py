@@ -23,6 +23,7 @@ def train_step(state: Any, data: Any) -> Any:
     return {"bias": optax.apply_updates(state["bias"], updates), "opt": opt}, value
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["sync", "async", "half_async", "dc_asgd", "geo", "fl"])
 def test_they_are_merged_and_sent_in_every_mode(how: Any) -> None:
     strategy = jf.DistributedStrategy(communication=how, merge=3, k_steps=3, staleness=6)

@@ -51,6 +51,7 @@ def test_merged_gradients_do_not_pass_the_bound() -> None:
     assert fast["max"] == 3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("how", "options", "bound"),
     [

@@ -107,6 +107,7 @@ def named(what: str, name: str, tid: int = 0) -> dict[str, Any]:
     return {"ph": "M", "pid": 0, "tid": tid, "name": what, "args": {"name": name}}
 
 
+@pytest.mark.grid
 def test_many_short_spans_make_a_small_file(tmp_path: Path) -> None:
     short = [event(10 * n, 5) for n in range(50_000)]
     events = [named("process_name", "trainer 0"), named("thread_name", "main"), *short]

@@ -43,7 +43,7 @@ def page(text: str) -> Callable[[socket.socket], None]:
     return lambda connection: connection.sendall((head + text).encode())
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_a_byte_at_a_time_is_no_answer_in_time(head: bytes) -> None:
     def drip(connection: socket.socket) -> None:

@@ -48,7 +48,7 @@ def test_one_capture_serves_every_number_of_rows(devices: int) -> None:
     assert not calls
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
     "make",
@@ -126,6 +126,7 @@ def test_columns_of_every_type(devices: int) -> None:
     assert types == [leaf.dtype for leaf in jax.tree.leaves(wanted)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("batch", "message"),
     [

@@ -17,8 +17,7 @@ OTHERS = [entry.name for entry in lacking("core") if entry.name not in ELSEWHERE
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "devices"), [("mlp", 1), ("lion", 2), grid("dropout", 4)])
+@pytest.mark.parametrize(("name", "devices"), [grid("mlp", 1), ("lion", 2), grid("dropout", 4)])
 def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)
 

@@ -386,6 +386,7 @@ def test_two_logs_of_one_second_may_share_a_folder(tmp_path: Path) -> None:
     assert len([len(events(file)) for file in tmp_path.iterdir()]) == 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("communication", ["sync", "async", "geo"])
 @pytest.mark.parametrize("only_first", [True, False])
 def test_the_first_trainer_of_servers_writes_unless_all_are_to(

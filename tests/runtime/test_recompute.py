@@ -46,6 +46,7 @@ def test_four_devices_compute_the_same(name: str) -> None:
         assert_close(result, wanted[number], 4 * tolerance(ZOO[name]), f"after step {number}")
 
 
+@pytest.mark.grid
 def test_a_batch_of_another_size_runs_the_same_parts() -> None:
     built = ZOO["mlp"].build(jf.distributed_optimizer)
     example = (built.state, built.batch(0, 16))

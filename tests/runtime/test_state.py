@@ -104,6 +104,7 @@ def test_all_results_are_there_once_a_step_returns_on_several_cpu_devices(device
         assert devices == 1 or all(ready)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
     "move",

@@ -131,9 +131,8 @@ def counting(slices: int, loop: str, loss: Any = mean_loss) -> Any:
     return step
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("loop", ["fori_loop", "scan"])
-@pytest.mark.parametrize("slices", [2, 4])
+@pytest.mark.parametrize("slices", [2, grid(4)])
 def test_a_loop_that_cuts_out_slices_by_its_count_is_divided(slices: int, loop: str) -> None:
     step = counting(slices, loop)
     made = distributed(step)

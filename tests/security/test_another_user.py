@@ -134,6 +134,7 @@ def test_another_user_learns_nothing_changes_nothing_and_takes_little(tmp_path: 
     assert any((tmp_path / "ours" / "saved").iterdir())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("secret", [SECRET, None])
 @pytest.mark.parametrize("shakes", [False, True])
 def test_who_says_a_byte_now_and_then_is_cut(shakes: bool, secret: bytes | None) -> None:

@@ -18,6 +18,7 @@ from tests.sparse.models import OPTIMIZERS, RATE, VALUES, batch_of, run_dense, s
 TOLERANCE = 2e-6
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["single", "collective"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_rows_equals_training_the_dense_table(mode: str, optimizer: str) -> None:

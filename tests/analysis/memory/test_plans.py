@@ -55,7 +55,7 @@ def test_no_plan_at_all_that_meets_the_budget_costs_less(kind: str) -> None:
         assert cost_of(chain, plan) <= 1.1 * best
 
 
-@pytest.mark.few(1)
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", by_default(LARGE, "residual", "u-net"))
 def test_plans_of_up_to_60_operators_are_within_a_tenth_of_the_best(kind: str) -> None:
     for seed in range(4):

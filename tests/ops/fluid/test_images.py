@@ -64,6 +64,7 @@ def test_a_convolution_is_a_sum_over_each_window(
     np.testing.assert_allclose(np.moveaxis(last, 3, 1), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("attrs", "pads", "stride", "dilation", "groups"), CONVOLUTIONS[:4])
 def test_a_transposed_convolution_is_the_gradient_of_one(
     attrs: dict[str, Any], pads: Pads, stride: int, dilation: int, groups: int
@@ -117,6 +118,7 @@ POOLINGS: list[tuple[dict[str, Any], Callable[[Any], Any], Pads, tuple[int, int]
 ]  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("attrs", "take", "pads", "shape"), POOLINGS)
 def test_pooling_takes_of_each_window_what_is_in_the_image(
     attrs: dict[str, Any], take: Callable[[Any], Any], pads: Pads, shape: tuple[int, int]
