@@ -87,13 +87,13 @@ def test_the_verifier_accepts_an_entry_rewritten_for_four_devices(name: str) -> 
     verify(rewritten, more_rules=meaning_rules)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CORE)
 def test_one_device_is_bitwise_the_plain_function(name: str) -> None:
     compare(name, 1, STEPS)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "devices"), [*zip(CORE, cycle([2, 8]), strict=False)])
 def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)

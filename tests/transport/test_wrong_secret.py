@@ -6,14 +6,16 @@ import pytest
 
 from jaxfleet.transport.messages import Kind, Message
 from jaxfleet.transport.zmq.network import ZmqNetwork
+from tests.tiers import grid
 from tests.transport.test_zmq_network import SECRET
 
 OTHER = b"another secret of this job"
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("server", "client"), [(SECRET, OTHER), (SECRET, None), (None, OTHER)], ids=["other", "c", "s"]
+    ("server", "client"),
+    [(SECRET, OTHER), grid(SECRET, None), grid(None, OTHER)],
+    ids=["other", "c", "s"],
 )
 def test_both_sides_say_so(
     server: bytes | None, client: bytes | None, caplog: pytest.LogCaptureFixture
