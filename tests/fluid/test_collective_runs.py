@@ -8,6 +8,7 @@ on the optimizer, and Adam divides by them.
 """
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,17 @@ PART = 100  # of a layer's size
 ROWS = 4  # of a batch: on one device, on all ranks that sum gradients, on each that trains alone
 RATES = {"sgd": 0.1, "sgd_l2": 0.1, "adam": 0.001}
 CLOSE = {"sgd": 1e-6, "sgd_l2": 1e-6, "adam": 1e-5}  # of parameters that are about 1
+QUICK = (
+    "fc1-sgd-GradAllReduce-2-2",
+    "fc1-adam-LocalSGD-1-4",
+    "fc1-sgd_l2-SingleProcessMultiThread-4",
+    "mlp-adam-GradAllReduce-1-2",
+    "mlp-sgd_l2-LocalSGD-1-4",
+    "mlp-sgd-SingleProcessMultiThread-2",
+    "ctr-sgd_l2-GradAllReduce-1-2",
+    "ctr-sgd-LocalSGD-1-2",
+    "ctr-adam-SingleProcessMultiThread-2",
+)
 EXECUTOR = fluid.Executor()
 
 
@@ -111,8 +123,20 @@ def found_of(key: Key) -> Values:
     return {name: np.asarray(scope[name]) for name in state}
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("case", CASES, ids=id_of)
+def marked(case: Case) -> Any:
+    marks = [] if id_of(case) in QUICK else [pytest.mark.grid]
+    return pytest.param(case, marks=marks, id=id_of(case))
+
+
+def test_what_runs_by_default_has_every_net_with_every_mode_and_every_optimizer() -> None:
+    quick = [case for case in CASES if id_of(case) in QUICK]
+    assert len(quick) == len(QUICK)
+    for one, two in (("net", "mode"), ("net", "optimizer"), ("mode", "optimizer")):
+        pairs = {(case[one], case[two]) for case in CASES}
+        assert {(case[one], case[two]) for case in quick} == pairs
+
+
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_ranks_do_what_one_device_does(case: Case) -> None:
     found, wanted = found_of(key_of(case)), wanted_of(key_of(case))
     close = CLOSE[case["optimizer"]]
