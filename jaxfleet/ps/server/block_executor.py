@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -41,9 +41,14 @@ class ExecutorCounts:
 
 @dataclass
 class BlockExecutor:
-    """The values of a server's program, and the execution of its blocks."""
+    """The values of a server's program, and the execution of its blocks.
+
+    `clock` measures the blocks: how long they take decides when a server saves, so it is the
+    server's own, and a simulated job saves at the same steps whatever else its machine does.
+    """
 
     plan: ServerPlan
+    clock: Callable[[], float] = time.monotonic
     counts: ExecutorCounts = field(default_factory=ExecutorCounts)
     _values: dict[str, Any] = field(default_factory=dict)
 
@@ -78,7 +83,7 @@ class BlockExecutor:
         Raises:
             ProgramError: an operator fails; the error names the block.
         """
-        start = time.perf_counter()
+        start = self.clock()
         joined = block.rows.joined(sent) if block.rows is not None else None
         lowered, arrays = (block.lowered, _whole(sent)) if joined is None else joined
         self.counts.rows += len(arrays[NUMBERS]) if joined is not None else 0
@@ -97,7 +102,7 @@ class BlockExecutor:
         views = self.views(kept)
         for name in (*block.passing, *(() if joined is None else (NUMBERS,))):
             del self._values[name]  # frees the received memory
-        self.counts.last_s[block.index] = seconds = time.perf_counter() - start
+        self.counts.last_s[block.index] = seconds = self.clock() - start
         self.counts.block_s += seconds
         return views
 

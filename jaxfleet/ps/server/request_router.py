@@ -240,7 +240,8 @@ class RequestRouter:
     def _load(self, plan: ServerPlan) -> LoadedProgram:
         if plan.exchange is not None:
             self.links.others = plan.exchange.others
-        held, outbox, own, resume = ServerState.of(plan), self.outbox, self._own, self.resume_work
+        held, outbox = ServerState.of(plan, self.clock), self.outbox
+        own, resume = self._own, self.resume_work
         held.own, held.keeps_past = self._own_state.states, self._keeps_past
         held.keeps_rows = self._keeps_rows
         held.leases = self.leases

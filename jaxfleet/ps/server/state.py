@@ -1,7 +1,7 @@
 """State of a server that has loaded its program: values, rows of tables, and progress."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,11 +75,11 @@ class ServerState:
     _past: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)  # by name and step
 
     @classmethod
-    def of(cls, plan: ServerPlan) -> "ServerState":
+    def of(cls, plan: ServerPlan, clock: Callable[[], float]) -> "ServerState":
         """Returns the state of a program without values; its tables have no rows."""
         host: dict[str, np.ndarray] = {}
         scheduler: Scheduler = SyncScheduler(plan) if plan.waits else AsyncScheduler(plan, host)
-        held = cls(plan, BlockExecutor(plan), scheduler, host)
+        held = cls(plan, BlockExecutor(plan, clock), scheduler, host)
         held.tables = {
             spec.name: ServerTable(spec, plan.share, plan.compensation) for spec in plan.tables
         }
