@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.errors import CheckpointError, PeerLostError
+from jaxfleet.errors import CheckpointError
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.membership import MembershipChangedError, ServerMove
+from jaxfleet.ps.membership import Membership, MembershipChangedError, ServerMove
 from jaxfleet.runtime.pserver_checkpoint import restore_job, save_job
 from jaxfleet.runtime.step_state import Handle
 from jaxfleet.runtime.trainer_checkpoints import TrainerCheckpoints
@@ -60,12 +60,7 @@ class TrainerMoves(TrainerCheckpoints[State]):
             self._epoch_step = old.step + _AGAIN_STEPS
             alert(f"{old.me.name} does not move to other servers for {_AGAIN_STEPS} steps: {error}")
             return
-        try:
-            self._move_to(move, path, old)
-        except MembershipChangedError:
-            what = f"a trainer was lost while {old.me.name} moved to other servers"
-            hint = "start the job again from its last checkpoint"
-            raise PeerLostError(what, hint=hint) from None
+        self._move_to(move, path, old)
 
     def _move_to(self, move: ServerMove, path: Path, old: Client) -> None:
         """Goes on with other servers, which take the state of a checkpoint."""
@@ -74,18 +69,9 @@ class TrainerMoves(TrainerCheckpoints[State]):
             alert(f"the job has {count} server{'s' * (count != 1)} from step {old.step + 1} on")
         old.doing(f"moving to {count} servers")
         old.move_away()
-        scaling, members = self._scaling, old.me.membership.moved()
-        assert scaling is not None
-        scaling.move_to(move.servers)
-        self._take_programs(scaling.programs(old.me.trainer, old.me.trainers), old.me.trainers)
-        client = self._prepared(scaling.connect(self._job, members, old.me.session))
-        client.me = replace(client.me, has_moved=True)
-        try:
-            client.open()
-            restored, _ = restore_job(client, self._served, path)
-        except BaseException:
-            client.abandon()
-            raise
+        assert self._scaling is not None
+        self._scaling.move_to(move.servers)
+        client, restored = self._loaded(old.me.membership.moved(), path, old)
         self._lines.replace(client, self._pace)
         self._epoch_step = client.step
         # Those that it has stay what the script has; other servers may hold other leaves.
@@ -93,3 +79,34 @@ class TrainerMoves(TrainerCheckpoints[State]):
             leaf if isinstance(leaf, Handle) == isinstance(new, Handle) else new
             for leaf, new in zip(self._newest.leaves, restored, strict=True)
         ]
+
+    def _loaded(self, members: Membership, path: Path, old: Client) -> tuple[Client, list[Any]]:
+        """Loads the state into other servers; returns their client, and the leaves.
+
+        If a trainer is lost before they have it, the others take their places and load it again.
+        """
+        while True:
+            try:
+                return self._load(members, path, old)
+            except MembershipChangedError as change:
+                if change.membership is None:
+                    raise
+                members = change.membership
+
+    def _load(self, members: Membership, path: Path, old: Client) -> tuple[Client, list[Any]]:
+        scaling, session = self._scaling, old.me.session
+        assert scaling is not None
+        number, count = members.number_of(session), len(members.sessions)
+        if number is None:
+            self._end(members, old)
+        assert number is not None
+        self._take_programs(scaling.programs(number, count), count)
+        client = self._prepared(scaling.connect(self._job, members, session))
+        client.me = replace(client.me, has_moved=True)
+        try:
+            client.open()
+            restored, _ = restore_job(client, self._served, path)
+        except BaseException:
+            client.abandon()
+            raise
+        return client, restored

@@ -21,6 +21,8 @@ class Members:
         fixed: why the members cannot change; empty if they can.
         willing: processes that a SIGTERM lets leave.
         rows: those of the whole batch; 0 if unknown.
+        moved_at: when the first trainer came of a job that has moved here; None if it has not, or
+            if its members have changed since.
     """
 
     trainers: TrainerRegistry
@@ -30,6 +32,7 @@ class Members:
     fixed: str = "none of its trainers has come yet"
     willing: set[str] = field(default_factory=set)
     rows: int = 0
+    moved_at: float | None = None
 
     @property
     def newest(self) -> Membership:
@@ -62,6 +65,12 @@ class Members:
         """
         if self.fixed:
             raise RequestError("refused", f"no trainer can {what}: {self.fixed}")
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Discounts silence while this process was suspended."""
+        self.candidates.forgive(seconds, now)
+        if self.moved_at is not None:
+            self.moved_at = min(self.moved_at + seconds, now)
 
     def is_lost(self, session: str, now: float) -> bool:
         heard = self.heard(session)

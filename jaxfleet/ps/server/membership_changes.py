@@ -161,6 +161,8 @@ class MembershipChanges:
         self.sessions.me.epoch = given.epoch
         if self._end.restored is not None:
             self._end.restored = given.epoch
+        elif message.body.get("has_moved") is True:
+            self.members.moved_at = now
 
     def _greet(self, peer: Peer, message: Message, now: float) -> None:
         self.sessions.hello(peer, message, now)
@@ -237,8 +239,8 @@ class MembershipChanges:
     def forgive(self, seconds: float, now: float) -> None:
         """Discounts silence and waits while this process was suspended."""
         self._since = min(self._since + seconds, now)
+        self.members.forgive(seconds, now)
         self._end.forgive(seconds, now)
-        self.members.candidates.forgive(seconds, now)
 
     def look(self, now: float) -> None:
         """Decides about lost trainers, and ends a change that cannot be completed."""
@@ -317,6 +319,10 @@ class MembershipChanges:
         before, members = self.trainers.count, len(self.members.following.sessions)
         self.members.current, self.members.following = self.members.following, None
         self.sessions.me.epoch = self.members.current.epoch
+        if self.router.step >= 0:
+            self.members.moved_at = None
+        elif self.members.moved_at is not None:
+            self.members.moved_at = now
         arrived, self._arrived = self._arrived, {}
         hellos = {number: message for number, (_, message) in arrived.items()}
         was_restored = self._end.restored is not None

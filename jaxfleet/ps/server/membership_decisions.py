@@ -19,6 +19,7 @@ from jaxfleet.ps.server.trainer_sessions import TrainerSessions
 from jaxfleet.transport.messages import Kind, Message
 
 _TOGETHER_S = 1.0  # within which trainers leave together
+_MOST_LATE = 3  # times `lost_after_s` that trainers take to come to other servers
 
 
 @dataclass
@@ -112,6 +113,8 @@ class MembershipDecisions:
         if not self.router.waits:
             has_changed = self.members.newest.epoch > 0
             return self.router.step >= 0 and (has_changed or self._have_begun())
+        if self.router.step < 0 and self.members.moved_at is not None:
+            return True  # its state is still on disk, from where trainers load it
         if not self.members.newest.sessions and len(self.trainers.by_id) < self.trainers.count:
             return False  # some of the first trainers have not greeted it
         steps = [known.step for known in self.trainers.by_id.values()]
@@ -135,7 +138,7 @@ class MembershipDecisions:
         """Takes processes out of the job that are lost, or want to leave."""
         members = self.members.sessions()
         lost = set()
-        if self.trainers.options.goes_on and len(self.trainers.by_id) == self.trainers.count:
+        if self.trainers.options.goes_on and self._is_complete(now):
             lost = {session for session in members if self.members.is_lost(session, now)}
         stay = [session for session in members if session not in {*lost, *self._leaving}]
         if not stay or len(stay) == len(members) or not self._is_level():
@@ -146,6 +149,13 @@ class MembershipDecisions:
             lost_one = self.members.named(session, now)
             alert(f"{self.outbox.name}: {lost_one}; the job goes on without it")
         self._announce(stay, now)
+
+    def _is_complete(self, now: float) -> bool:
+        """Whether all members have come; to servers to which the job has moved, or are late."""
+        if len(self.trainers.by_id) == self.trainers.count:
+            return True
+        since, patience_s = self.members.moved_at, self.trainers.options.lost_after_s
+        return since is not None and now - since > _MOST_LATE * patience_s
 
     def _is_over(self) -> bool:
         """Whether the members change no more: a trainer has left at its end, or the job moves."""

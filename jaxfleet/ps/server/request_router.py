@@ -221,13 +221,14 @@ class RequestRouter:
     def define(self, request: Request) -> None:
         """Loads the program; the same program again changes nothing."""
         text = string_field(request.message, "program")
-        if self._awaits_program:
+        if self._awaits_program and self.defined:
             self._replace(load_sent_program(text, request.message.tensors, self.cache))
             self._text = text
             self.outbox.reply(request, Kind.OK)
             self.resume_work()
             return
         if self.held is None:
+            self.is_frozen = self._awaits_program = False
             held = self._load(load_sent_program(text, request.message.tensors, self.cache)).held
             self._text = text
             self.outbox.tasks.append(DeviceTask("compiling", held.compile, lambda _: None))

@@ -85,16 +85,24 @@ class ServerMoves:
         self.is_done = True
 
     def look(self, now: float) -> None:
-        """Refuses the byes of trainers whose job cannot move: another one is lost, or late."""
+        """Goes on without trainers that are lost, if the job does; otherwise refuses the byes.
+
+        A bye says that the state is saved, so nothing of a lost trainer is missing.
+        """
         if self.is_done or not self._byes:
             return
         options = self.trainers.options
         waited_s = now - min(request.since for request in self._byes.values())
         for number in self.trainers.staying():
-            if self.trainers.is_lost(number, now) or waited_s > options.step_timeout_s:
+            is_lost = self.trainers.is_lost(number, now)
+            if is_lost and options.goes_on:
+                self.trainers.by_id[number].left = True
+            elif is_lost or waited_s > options.step_timeout_s:
                 what = f"trainer {number} did not move with the job to other servers"
                 self._refuse(RequestError("peer_lost", what, hint="see its log"))
                 return
+        if self.trainers.all_left():
+            self._end()
 
     def forgive(self, seconds: float, now: float) -> None:
         """Discounts waits while this process was suspended."""

@@ -43,7 +43,7 @@ def _endings(run: Run) -> Iterator[str]:
 def _is_excused(run: Run, name: str, error: JaxfleetError) -> bool:
     """Whether a process may fail that others do not need."""
     schedule = run.schedule
-    if run.lost_in_move or (schedule.mode.changes and run.lost_early):
+    if schedule.mode.changes and run.lost_early:
         return True
     kind, _, number = name.partition(" ")
     if kind == "server":  # which waits for lost trainers when the others have ended

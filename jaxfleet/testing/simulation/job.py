@@ -29,7 +29,6 @@ from jaxfleet.testing.simulation.faults import (
     Weather,
 )
 from jaxfleet.testing.simulation.launch import Launch, LaunchedServers
-from jaxfleet.testing.simulation.moves import MoveWatch
 from jaxfleet.testing.simulation.network import SimulatedNetwork
 from jaxfleet.testing.simulation.run import Run, ServerEnd
 from jaxfleet.testing.simulation.schedule import RETURNS_S, Schedule
@@ -37,7 +36,6 @@ from jaxfleet.testing.simulation.scheduler import KilledError, Process, Schedule
 from jaxfleet.testing.simulation.server_process import KILLED, ServerProcess
 from jaxfleet.testing.simulation.substitutes import substituted
 from jaxfleet.testing.simulation.trainer_process import TrainerProcess
-from jaxfleet.transport.messages import Message
 
 _LIMIT_S, _CPU_S = 400.0, 60.0
 _RESTARTS = 3  # of a server that no trainer has greeted, as by a launch
@@ -89,10 +87,7 @@ class Job:
         )
         self._trace, self._digest = trace, hashlib.blake2b(digest_size=16)
         weather = Weather(schedule.seed, schedule.faults)
-        self._watch = MoveWatch(root / MOVING)
-        self.network = SimulatedNetwork(
-            self.scheduler, weather, self.note, self._before_message, self._see
-        )
+        self.network = SimulatedNetwork(self.scheduler, weather, self.note, self._before_message)
         self.members = LaunchedServers(
             list(workload.endpoints_of(self.mode)), root, self._start_server, self._forget_disk
         )
@@ -240,8 +235,6 @@ class Job:
         if not process.is_alive or self.result.trainers[trainer].final:
             return
         self.note(f"{self.scheduler.now_s:.6f} {process.name} is killed")
-        self.result.lost_in_move |= self._watch.needs(process.name)
-        self._watch.lose(process.name)
         first = self.result.trainers[: workload.TRAINERS]
         self.result.lost_early |= not all(record.seen for record in first)
         self.scheduler.kill(process)
@@ -262,10 +255,6 @@ class Job:
         self.result.waits.excused_s += seconds
 
     # --- processes --------------------------------------------------------------------------------
-
-    def _see(self, sender: str, receiver: str, message: Message) -> None:
-        self._watch.see(sender, receiver, message)
-        self.result.lost_in_move |= self._watch.lacks_mover
 
     def _forget_disk(self, server: int) -> None:
         self.disks[server].put_back({})

@@ -61,14 +61,12 @@ class SimulatedNetwork:
     Attributes:
         trace: called with a line for each message sent or lost.
         before: called with the sender before it sends a message; may kill it.
-        see: called with sender, receiver and message when one is sent.
     """
 
     scheduler: Scheduler
     weather: Weather
     trace: Callable[[str], None]
     before: Callable[[Process], None] = lambda _: None
-    see: Callable[[str, str, Message], None] = lambda *_: None
     listeners: dict[str, "SimulatedListener"] = field(default_factory=dict)
     lines: list["Line"] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -103,7 +101,6 @@ class SimulatedNetwork:
     ) -> None:
         """Delivers a message later, unless it is lost."""
         now_s = self.scheduler.now_s
-        self.see(sender, receiver, message)
         fate = self.weather.fate(now_s, sender, receiver, message.kind)
         lost = "" if fate.delays_s else " lost"
         self.trace(f"{now_s:.6f} {sender} > {receiver} {described(message)}{lost}")

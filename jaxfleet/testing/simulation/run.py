@@ -46,7 +46,6 @@ class Run:
         stuck: why the run did not end by itself, if so.
         digest: of all messages.
         lost_early: a trainer was killed before all had the first state, without which none goes on.
-        lost_in_move: a trainer was killed, or not back yet, when a move needed it.
     """
 
     schedule: Schedule
@@ -61,7 +60,6 @@ class Run:
     messages: int = 0
     digest: str = ""
     lost_early: bool = False
-    lost_in_move: bool = False
     former: list[tuple[int, ServerEnd]] = field(default_factory=list)
 
     @property

@@ -137,9 +137,7 @@ class Schedule:
     def must_succeed(self) -> bool:
         """Whether all processes must end well, as the faults are within what a job survives.
 
-        A job that moves to other servers survives what it does otherwise, but for the loss of a
-        trainer from its byes until it has sent its next gradients. Only the run shows when that is
-        (`Run.lost_in_move`).
+        A job that moves to other servers survives what it does otherwise.
         """
         found = list(self.faults.values())
         if self.mode.changes and not self._is_left(found):
