@@ -15,6 +15,7 @@ from jaxfleet.testing.simulation.faults import (
     Move,
     Partition,
     Reset,
+    Stop,
 )
 from jaxfleet.testing.simulation.run import Run
 from jaxfleet.testing.simulation.schedule import UNBOUNDED
@@ -184,4 +185,18 @@ def test_a_connection_that_is_lost_at_the_byes_of_a_move_does_not_end_the_job() 
         Move(0.7396861061278683, 2),
         seed=2352,
         pace_s=(0.5833231903098699, 0.2717612986423231),
+    )
+
+
+def test_a_server_that_misses_the_bye_of_a_trainer_that_has_moved_is_told_again() -> None:
+    """Found by seed 1672: the others took its refusal, once it missed that trainer, for a loss."""
+    survives(
+        Mode(has_table=True, saves=True, restores=True, moves=True),
+        Reset(7.893121710699873, 0, 1),
+        Loss(3.4256040352159456, 1.4635452292451974, 1.0),
+        Stop(1.4161797878363966, 0.9274574427637513, "trainer 0"),
+        Move(1.6939876794033824, 1),
+        Move(2.9963557967286034, 3),
+        seed=1672,
+        pace_s=(0.34877331572139075, 0.56726302789297),
     )

@@ -1,5 +1,6 @@
 """Byes of a trainer, said until each server has answered, or is not there any more."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -107,19 +108,37 @@ class MoveSender:
         if not self._have_moved():
             return left
         # Most answer at once. One that does not hears of it in the next epoch, or from the launch.
-        self._until = self.clock() + _MOST_LOST * outbox.timeouts.lost_after_s
-        while self.clock() < self._until and any(self._answers(bye) for bye in left):
-            self.receive(_POLL_S)
+        self._hurry()
+        with suppress(PeerLostError):  # it misses the bye of a trainer that has moved
+            while self.clock() < self._until and any(self._answers(bye) for bye in left):
+                self.receive(_POLL_S)
+                with suppress(_MovedError):
+                    self._return()
         return []
+
+    def _hurry(self) -> None:
+        """Limits further waits, as all trainers have said bye to some server."""
+        soon = self.clock() + _MOST_LOST * self.outbox.timeouts.lost_after_s
+        self._until = min(self._until, soon)
 
     def _have_moved(self) -> bool:
         """Whether a server has answered, or begun anew: all trainers have said bye."""
         return any(bye.is_done or self._has_begun_anew(bye.server) for bye in self._byes)
 
     def _answers(self, bye: PendingRequest) -> bool:
-        """Whether a server may answer that is still what it was."""
-        known = self.outbox.servers[bye.server]
-        return not bye.is_done and known.is_level and not self._is_new(bye.server)
+        """Whether a server may answer that is still what it was.
+
+        One that does not know this trainer, since a connection was lost, does so as long as its
+        heartbeats show that it has not ended.
+        """
+        server, known = bye.server, self.outbox.servers[bye.server]
+        if bye.is_done or self._is_new(server):
+            return False
+        if known.is_level or self.heartbeat is None:
+            return known.is_level
+        heard = self.heartbeat.pulse(server).last_heard_s
+        known_s = max(self._strange.get(server, -math.inf), -math.inf if heard is None else heard)
+        return self.clock() - known_s < _BYE_S
 
     def _is_new(self, server: int) -> bool:
         """Whether a server has not greeted this trainer since it was started or begun anew."""
@@ -159,8 +178,13 @@ class MoveSender:
                 raise _MovedError from None
 
     def _wait(self, requests: Sequence[PendingRequest]) -> None:
+        servers = {request.server for request in requests}
         while not all(request.is_done for request in requests):
-            if self._have_moved() or self.clock() >= self._until:
+            if self._have_moved():
+                self._hurry()
+                if not any(self._answers(bye) for bye in self._byes if bye.server in servers):
+                    raise _MovedError
+            if self.clock() >= self._until:
                 raise _MovedError
             self.receive(_POLL_S)
             self._return()
