@@ -200,3 +200,22 @@ def test_a_server_that_misses_the_bye_of_a_trainer_that_has_moved_is_told_again(
         seed=1672,
         pace_s=(0.34877331572139075, 0.56726302789297),
     )
+
+
+@pytest.mark.parametrize(("full_s", "is_unsaved"), [(1.0643410121393249, False), (60.0, True)])
+def test_a_trainer_asks_a_server_without_space_again_before_it_ends(
+    full_s: float, *, is_unsaved: bool
+) -> None:
+    """Found by seed 5539: it ended, and the server died without what it had pushed."""
+    faults: list[Fault] = [
+        KillServer(0, 2.3635254661397527, at_operation=27, loses_power=True),
+        FullDisk(1.900949780410393, full_s, 0),
+    ]
+    mode, pace_s = Mode(1), (0.12178089468110953, 0.5343518967237272)
+    schedule = Schedule(
+        5539, mode, keeps_checkpoints=True, pace_s=pace_s, faults=dict(enumerate(faults))
+    )
+    run, found = check(schedule)
+    assert not found
+    assert bool(run.unsaved) == is_unsaved
+    assert all(record.final for record in run.trainers)

@@ -17,6 +17,7 @@ from jaxfleet.transport.messages import Kind
 _BYE_S = 2.0
 _MOST_LOST = 2  # times `lost_after_s` that a server that lives is given to answer
 _POLL_S = 0.25
+_FULL_S, _AGAIN_S = 10.0, 1.0  # for which a server without space is asked to save, and how often
 _AFTER_S = 0.5  # after which a heartbeat is no older than what came on another connection
 
 
@@ -35,8 +36,29 @@ class ByeSender:
     outbox: RequestSender
     heartbeat: Heartbeat | None
     clock: Callable[[], float]
-    wait: Callable[[Sequence[PendingRequest], float], None]
+    wait: Callable[[Sequence[PendingRequest], float | None], None]
     receive: Callable[[float], None]
+
+    def save(self, *, all_lack: bool) -> list[int]:
+        """Has servers save the pushes that this trainer can no longer replay after its bye.
+
+        With `all_lack`, no checkpoint has any. Returns the servers without space for one.
+        """
+        replays = [(at, known.replay) for at, known in enumerate(self.outbox.servers)]
+        left = [at for at, log in replays
+                if log.until_saved and (all_lack or log.first_step() is not None)]  # fmt: skip
+        until = self.clock() + _FULL_S
+        while left:
+            saves = [self.outbox.request(server, Kind.SAVE) for server in left]
+            self.wait(saves, None)
+            left = [save.server for save in saves
+                    if save.answer is not None and save.answer.body.get("is_full")]  # fmt: skip
+            again = self.clock() + _AGAIN_S
+            if again >= until:
+                break
+            while left and self.clock() < again:
+                self.receive(_POLL_S)
+        return left
 
     def send(self) -> None:
         """Says bye; still waits for a server that may be restarted.

@@ -66,10 +66,12 @@ class Client(RequestSender):
         self._watch = ServerWatch(self, heartbeat)
         self._hello_at = 0.0  # when to repeat it
         self._is_closed = False
+        self.unsaved: list[int] = []  # servers without space for its last checkpoint
         self._looked = clock()
         self._moves_away = False  # of the servers, some may be what they were no more
         self.members = MembershipWatch(self)
         self._recovery = ServerRecovery(self, self.wait)
+        self._byes = ByeSender(self, heartbeat, clock, self.wait, self._go_on)
         self._replies = ReplyReceiver(self, self.members, self._recovery)
 
     @property
@@ -332,11 +334,10 @@ class Client(RequestSender):
             try:
                 self._save_last()
             except (JaxfleetError, MembershipChangedError) as error:
-                if not self.me.is_sync:
-                    alert(f"{self.me.name} ends without a last checkpoint of all servers: {error}")
+                self._alert_unsaved(str(error))
             self._replies.check_s = _CHECK_BYE_S
             with suppress(JaxfleetError, MembershipChangedError):
-                ByeSender(self, self._heartbeat, self._clock, self.wait, self._go_on).send()
+                self._byes.send()
         finally:
             self.abandon()
 
@@ -363,15 +364,17 @@ class Client(RequestSender):
         self._is_closed = True
 
     def _save_last(self) -> None:
-        """Has servers save the pushes that this trainer can no longer replay after leaving."""
         # In another place of the job it does not have what it pushed before, and no checkpoint may
         # be of the present members.
-        all_lack = self.entered is not None
-        replays = [(at, known.replay) for at, known in enumerate(self.servers)]
-        pushed = [at for at, log in replays
-                  if log.until_saved and (all_lack or log.first_step() is not None)]  # fmt: skip
         self.doing("last checkpoint")
-        self.wait([self.request(server, Kind.SAVE) for server in pushed])
+        self.unsaved = self._byes.save(all_lack=self.entered is not None)
+        if self.unsaved:
+            servers = ", ".join(map(str, self.unsaved))
+            self._alert_unsaved(f"no space on the disk of server {servers}")
+
+    def _alert_unsaved(self, why: str) -> None:
+        if not self.me.is_sync:
+            alert(f"{self.me.name} ends without a last checkpoint of all servers: {why}")
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self.servers):

@@ -117,23 +117,27 @@ def _times(count: float) -> str:
 
 
 def _at_the_end(run: Run, undisturbed: Run) -> Iterator[str]:
-    """Servers that ended with the job have every push of every trainer that ended well, once."""
+    """Servers that ended with the job have every push of every trainer that ended well, once.
+
+    If a trainer had to end without a checkpoint, a server that dies then may lack pushes.
+    """
     mode = run.schedule.mode
     well = [n for n, record in enumerate(run.trainers) if record.final]
+    awaited = [] if run.unsaved else well
     wanted = undisturbed.values()
     for server, end in run.last_ends():
         for leaf, values in end.values.items():
             where = f"server {server} at its end"
             if leaf in HITS:
                 counts = times_applied(mode, values)
-                yield from _lost(counts, [] if end.error else well, f"{where}: '{leaf}'")
+                yield from _lost(counts, [] if end.error else awaited, f"{where}: '{leaf}'")
             is_whole = mode.is_exact and len(well) == TRAINERS and end.error is None
             if is_whole and values.tobytes() != wanted[leaf].tobytes():
                 yield f"{where} has another '{leaf}' than undisturbed"
         for key, row in end.rows.items():
             where = f"server {server} at its end: row {key}"
             counts = times_applied(mode, row, is_row=True)
-            yield from _lost(counts, [] if end.error else well, where)
+            yield from _lost(counts, [] if end.error else awaited, where)
     for trainer in well if mode.is_exact else ():
         final, other = run.trainers[trainer], undisturbed.trainers[trainer]
         for leaf, values in final.final.items():

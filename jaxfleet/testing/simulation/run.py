@@ -41,6 +41,7 @@ class Run:
         trainers: what each trainer saw.
         servers: how those that the job has, or may move to, ended.
         former: how those ended, by number, that it did without.
+        unsaved: trainers that ended while a server had no space for a checkpoint of their pushes.
         errors: by trainer, the error that ended it.
         crashes: errors that no process caught, by the name of the thread.
         stuck: why the run did not end by itself, if so.
@@ -53,6 +54,7 @@ class Run:
     servers: list[ServerEnd]
     waits: Waits = field(default_factory=Waits)
     sizes: Sizes = field(default_factory=Sizes)
+    unsaved: list[str] = field(default_factory=list)
     errors: dict[int, BaseException] = field(default_factory=dict)
     crashes: list[tuple[str, BaseException]] = field(default_factory=list)
     stuck: str = ""

@@ -101,5 +101,6 @@ class TrainerProcess:
             replay_bytes=workload.REPLAY_BYTES if returns_s else 0,
             clock=clock,
         )
-        client.watch(self.result.waits, self.result.sizes, self.scheduler)
+        result = self.result
+        client.watch(result.waits, result.sizes, result.unsaved, self.scheduler)
         return client

@@ -57,9 +57,14 @@ class Sizes:
 class WatchedClient(Client):
     """A client that notes its waits."""
 
-    def watch(self, waits: Waits, sizes: Sizes, scheduler: Scheduler) -> None:
+    def watch(self, waits: Waits, sizes: Sizes, unsaved: list[str], scheduler: Scheduler) -> None:
         self._waits, self._sizes, self._scheduler = waits, sizes, scheduler
-        self._depth = 0
+        self._unsaved_by, self._depth = unsaved, 0
+
+    def close(self) -> None:
+        super().close()
+        if self.unsaved:
+            self._unsaved_by.append(self.me.name)
 
     def wait(
         self,
