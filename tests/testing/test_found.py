@@ -15,6 +15,7 @@ from jaxfleet.testing.simulation.faults import (
     Move,
     Partition,
     Reset,
+    SlowPeer,
     Stop,
 )
 from jaxfleet.testing.simulation.run import Run
@@ -202,20 +203,40 @@ def test_a_server_that_misses_the_bye_of_a_trainer_that_has_moved_is_told_again(
     )
 
 
+def keeps_promises(mode: Mode, *faults: Fault, seed: int, pace_s: tuple[float, float]) -> Run:
+    """Fails if a job breaks a promise; these faults may end it."""
+    drawn = dict(enumerate(faults))
+    run, found = check(Schedule(seed, mode, keeps_checkpoints=True, pace_s=pace_s, faults=drawn))
+    assert not found
+    return run
+
+
 @pytest.mark.parametrize(("full_s", "is_unsaved"), [(1.0643410121393249, False), (60.0, True)])
 def test_a_trainer_asks_a_server_without_space_again_before_it_ends(
     full_s: float, *, is_unsaved: bool
 ) -> None:
     """Found by seed 5539: it ended, and the server died without what it had pushed."""
-    faults: list[Fault] = [
+    run = keeps_promises(
+        Mode(1),
         KillServer(0, 2.3635254661397527, at_operation=27, loses_power=True),
         FullDisk(1.900949780410393, full_s, 0),
-    ]
-    mode, pace_s = Mode(1), (0.12178089468110953, 0.5343518967237272)
-    schedule = Schedule(
-        5539, mode, keeps_checkpoints=True, pace_s=pace_s, faults=dict(enumerate(faults))
+        seed=5539,
+        pace_s=(0.12178089468110953, 0.5343518967237272),
     )
-    run, found = check(schedule)
-    assert not found
     assert bool(run.unsaved) == is_unsaved
     assert all(record.final for record in run.trainers)
+
+
+def test_a_trainer_whose_hello_is_lost_keeps_its_samples_while_it_sends_heartbeats() -> None:
+    """Found by seed 15750: a server that was started again took it for lost, and leased them."""
+    run = keeps_promises(
+        Mode(UNBOUNDED, relaxed="half_async", period=2, leases=True),
+        FullDisk(0.2873813885876282, 1.2688928140731424, 1),
+        KillServer(0, 2.5823889380433496, at_s=2.6767369101227305),
+        SlowPeer(2.243200088141147, 1.1271440507004693, "server 0", 0.3),
+        Loss(3.0048803431015503, 2.6871725431293774, 0.5),
+        Loss(1.7530177406692333, 0.6360515718731967, 0.2),
+        seed=15750,
+        pace_s=(0.35238050122677544, 0.5888814164281949),
+    )
+    assert run.servers[0].data == {"epoch": 0, "once": 10, "twice": 0, "never": 0}

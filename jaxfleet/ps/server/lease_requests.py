@@ -55,8 +55,9 @@ class LeaseHandler:
         """Whether a trainer has left, is lost, or has not come for as long as it may take."""
         options = self.trainers.options
         if trainer not in self.trainers.by_id and trainer not in self.trainers.left():
-            patience_s = options.lost_after_s if self._is_restarted else options.step_timeout_s
-            return now - self._since > patience_s
+            heard = max(self._since, self.trainers.heard_before_hello(trainer))
+            is_silent = self._is_restarted and now - heard > options.lost_after_s
+            return is_silent or now - self._since > options.step_timeout_s
         return trainer in self.trainers.left() or self.trainers.is_lost(trainer, now)
 
     def greeted(self, message: Message) -> None:

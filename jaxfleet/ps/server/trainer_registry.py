@@ -1,5 +1,6 @@
 """Registry of a job's trainers: hellos, heartbeats, losses and departures."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +43,7 @@ class TrainerRegistry:
     gone: Departures | None = None
     _ids: dict[Peer, int] = field(default_factory=dict)
     _came: dict[int, float] = field(default_factory=dict)
+    _before_hello: dict[int, float] = field(default_factory=dict)  # last heartbeats
     _moved: dict[Peer, Peer] = field(default_factory=dict)  # replaced connections
 
     def __post_init__(self) -> None:
@@ -194,11 +196,18 @@ class TrainerRegistry:
         self._moved.clear()
 
     def beat(self, peer: Peer, message: Message, now: float) -> None:
+        number = trainer_number(message)
+        if number not in self.by_id and 0 <= number < self.count:
+            self._before_hello[number] = now  # this server was started again, and the hello is late
         if (known := self.of_session(message)) is not None:
             known.heard = known.said = now
             known.beats, known.has_stopped = peer, False
             known.doing = printable(str(message.body.get("doing", "")), _LONGEST)
             known.report = TrainerReport.of(message.body)
+
+    def heard_before_hello(self, number: int) -> float:
+        """Returns when a trainer without a hello sent its last heartbeat; -inf if never."""
+        return self._before_hello.get(number, -math.inf)
 
     def is_lost(self, number: int, now: float) -> bool:
         """Whether a connected trainer has been silent for too long."""
