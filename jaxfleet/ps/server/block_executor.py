@@ -28,6 +28,9 @@ class ExecutorCounts:
         copies_in: copies made of them.
         rows: row slots of blocks that ran on some rows.
         copies_out: arrays copied for transfer to the host.
+        block_s: seconds spent in blocks.
+        clocked_s: the same by the server's clock, by which saves are due: a simulated job saves at
+            the same steps on a machine of any speed.
         last_s: duration in seconds of each block's last run, by index.
     """
 
@@ -36,6 +39,7 @@ class ExecutorCounts:
     rows: int = 0
     copies_out: int = 0
     block_s: float = 0.0
+    clocked_s: float = 0.0
     last_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -43,8 +47,7 @@ class ExecutorCounts:
 class BlockExecutor:
     """The values of a server's program, and the execution of its blocks.
 
-    `clock` measures the blocks: how long they take decides when a server saves, so it is the
-    server's own, and a simulated job saves at the same steps whatever else its machine does.
+    `clock` is the server's. In a simulated job, it stands still while a block runs.
     """
 
     plan: ServerPlan
@@ -83,7 +86,7 @@ class BlockExecutor:
         Raises:
             ProgramError: an operator fails; the error names the block.
         """
-        start = self.clock()
+        start, began = time.perf_counter(), self.clock()
         joined = block.rows.joined(sent) if block.rows is not None else None
         lowered, arrays = (block.lowered, _whole(sent)) if joined is None else joined
         self.counts.rows += len(arrays[NUMBERS]) if joined is not None else 0
@@ -102,8 +105,9 @@ class BlockExecutor:
         views = self.views(kept)
         for name in (*block.passing, *(() if joined is None else (NUMBERS,))):
             del self._values[name]  # frees the received memory
-        self.counts.last_s[block.index] = seconds = self.clock() - start
+        self.counts.last_s[block.index] = seconds = time.perf_counter() - start
         self.counts.block_s += seconds
+        self.counts.clocked_s += self.clock() - began
         return views
 
     def took_s(self, block: BlockPlan) -> float:

@@ -134,7 +134,7 @@ class RecoverySaver:
         """Whether to save without a request, if enabled."""
         if self.series is None or held.scheduler.applied < 0:
             return False
-        block_s, beside = held.executor.counts.block_s, self.may_write_beside(held)
+        block_s, beside = held.executor.counts.clocked_s, self.may_write_beside(held)
         number = held.scheduler.number
         is_wanted = self.is_wanted and not self.schedule.is_waiting
         if is_wanted and max(self.saved.values(), default=self._ended) < number:
@@ -259,7 +259,7 @@ class RecoverySaver:
         `arrays` are the state's values; those at the time of the task by default.
         """
         series, program, retained = self.series, self.me.program, self._retained(held)
-        block_s, exchange_s = held.executor.counts.block_s, held.exchange_s
+        block_s, exchange_s = held.executor.counts.clocked_s, held.exchange_s
         assert series is not None
 
         def run() -> Written:

@@ -166,14 +166,20 @@ def test_a_server_that_does_not_stay_ends() -> None:
     assert bench.core.failure is None
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_trainer_lost_at_its_bye_is_named_to_the_others(*, goes_on: bool) -> None:
-    bench = moving(goes_on=goes_on)
+def test_a_trainer_lost_at_its_bye_is_named_to_the_others() -> None:
+    bench = moving(goes_on=False)
     say_bye(bench, 0)
     told = bench.wait(20.0)
     text = "trainer 1 did not move with the job to other servers"
     assert ("peer_lost", text) in [error_of([reply]) for reply in told]
     assert bench.core.next_members is None
+
+
+def test_a_job_that_goes_on_moves_without_a_trainer_that_is_lost_at_its_bye() -> None:
+    bench = moving(goes_on=True)
+    say_bye(bench, 0)
+    assert [message.kind for _, message in bench.wait(20.0)] == [Kind.OK]
+    assert bench.core.next_members is not None
 
 
 def test_a_server_that_is_added_takes_the_number_of_trainers_from_the_job() -> None:
