@@ -22,7 +22,9 @@ from jaxfleet.env.jobs import JobName as JobName
 from jaxfleet.env.jobs import PserverRole as PserverRole
 from jaxfleet.env.jobs import cluster_environment as cluster_environment
 from jaxfleet.env.jobs import compiled_code_environment as compiled_code_environment
+from jaxfleet.env.jobs import ended_file as ended_file
 from jaxfleet.env.jobs import enter_environment as enter_environment
+from jaxfleet.env.jobs import has_job_ended as has_job_ended
 from jaxfleet.env.jobs import read_cloud_nodes as read_cloud_nodes
 from jaxfleet.env.jobs import read_cluster as read_cluster
 from jaxfleet.env.jobs import read_job as read_job

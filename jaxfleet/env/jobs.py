@@ -71,6 +71,17 @@ def read_meeting_dir() -> Path | None:
     return Path(folder) if folder else None
 
 
+def ended_file(meeting: Path) -> Path:
+    """Returns the file that a launch makes in the meeting folder when all servers have ended."""
+    return meeting / "ended"
+
+
+def has_job_ended() -> bool:
+    """Whether the launch of this process has said that the servers of the job have ended."""
+    meeting = read_meeting_dir()
+    return meeting is not None and ended_file(meeting).exists()
+
+
 def read_restart() -> int:
     """Returns how often this process or its whole job was restarted (`JAXFLEET_RESTART`)."""
     return read_number(RESTART, least=0, hint="leave it to the launch") if get(RESTART) else 0

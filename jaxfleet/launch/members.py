@@ -12,6 +12,7 @@ from jaxfleet.env import (
     PserverRole,
     cluster_environment,
     compiled_code_environment,
+    ended_file,
     periodic_saves_environment,
     read_job,
 )
@@ -88,8 +89,27 @@ class Members:
             count=job.spares if has_spares else 0,
         )
 
+    @property
+    def have_served(self) -> bool:
+        """Whether all servers have ended well, so that nobody can join the job any more."""
+        servers = self.servers.values()
+        return bool(servers) and all(server.status == 0 for server in servers)
+
+    def tell_joiners(self) -> None:
+        """Lets processes that still wait to join a job that is done end."""
+        if (file := self._ended_file) is not None:
+            file.touch()
+
+    @property
+    def _ended_file(self) -> Path | None:
+        """Says to joiners that the job is done; only a job on one machine has any."""
+        meeting = self._folders.meeting
+        return None if meeting is None or self._job.nodes.several else ended_file(meeting)
+
     def start(self, number: int) -> None:
         """Starts all processes; `number` counts the starts of the whole job from 0."""
+        if (file := self._ended_file) is not None:
+            file.unlink(missing_ok=True)
         self.start_number, self._launch_id = number, secrets.token_hex(8)
         self.trainers, self.servers, self._starts = {}, {}, {}
         self.joined, self.former = set(), []

@@ -169,6 +169,9 @@ class _Launch:
             event = self._events.next(deadline.at)
             if (outcome := self._act(event, deadline)) is not None:
                 return outcome
+            if self._requests.is_open and self._members.have_served:
+                self._requests.is_open = False
+                self._members.tell_joiners()
         self._requests.is_open = False
         self.servers.end_unused()
         if self._job.trainers_done:

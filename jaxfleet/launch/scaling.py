@@ -234,9 +234,7 @@ class TrainerScaling:
 
     def came_too_late(self, number: int) -> bool:
         """Whether a dead trainer was to join a job that is done; it is forgotten then."""
-        servers = self._members.servers.values()
-        is_done = bool(servers) and all(one.status == 0 for one in servers)
-        if not is_done or number not in self._members.joined:
+        if not self._members.have_served or number not in self._members.joined:
             return False
         self._forget(number, "the job was done")
         return True

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from jaxfleet.env import PserverRole
+from jaxfleet.env import PserverRole, has_job_ended
 from jaxfleet.observability import spans_of
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.connected_client import connected_client, job_heartbeat
@@ -78,6 +78,7 @@ class JobPlaces:
                 silent_s=self.strategy.lost_after_s + cluster.server_return_s,
                 begins=cluster.restart > 0 and cluster.trainer_id < cluster.trainers,
                 take_servers=self.move_to,
+                has_ended=has_job_ended,
             )
         finally:
             heartbeat.close()

@@ -189,6 +189,12 @@ while joins == "1":
         sys.exit(1)
     time.sleep(0.02)
 """
+WAITS_FOR_THE_END = """
+while joins == "1":
+    if pathlib.Path(os.environ["JAXFLEET_MEETING_DIR"], "ended").exists():
+        sys.exit(1)
+    time.sleep(0.02)
+"""
 
 
 @contextmanager
@@ -400,11 +406,12 @@ def test_a_job_goes_on_without_a_trainer_that_was_added_and_died(
 
 @pytest.mark.grid
 @pytest.mark.usefixtures("now")
+@pytest.mark.parametrize("waits", [OUTLASTS, WAITS_FOR_THE_END], ids=["server", "job"])
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_trainer_that_comes_too_late_to_join_is_no_failure(
-    restarts: int, folder: Path, script: str, capsys: pytest.CaptureFixture[str]
+    restarts: int, waits: str, folder: Path, script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late = script + OUTLASTS.format(folder=str(folder / "pids"))
+    late = script + waits.replace("{folder!r}", repr(str(folder / "pids")))
     server = noting(folder / "pids") + (
         f"import pathlib, time\nwhile not pathlib.Path({str(folder)!r}, 'end').exists():\n"
     )

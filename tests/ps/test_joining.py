@@ -70,6 +70,13 @@ def test_a_server_that_has_answered_may_be_silent_for_less_time() -> None:
     assert lines.now < 10.0
 
 
+def test_a_process_that_waits_to_join_ends_with_the_job() -> None:
+    lines = Lines([])
+    with pytest.raises(ConnectError, match="job 'j' ended before this process could join it"):
+        join(lines, connect_s=100.0, has_ended=lambda: lines.now > 20.0)
+    assert 20.0 < lines.now < 23.0
+
+
 MEMBER: dict[str, Plain] = {"epoch": 1, "members": ["a", "s"], "dismissed": []}
 
 

@@ -50,6 +50,7 @@ def join_job(
     silent_s: float | None = None,
     begins: bool = False,
     take_servers: Callable[[tuple[str, ...]], None] = lambda _: None,
+    has_ended: Callable[[], bool] = lambda: False,
 ) -> Membership | None:
     """Waits until a job has this process as a member, which happens at a step.
 
@@ -65,6 +66,7 @@ def join_job(
         silent_s: how long it may be silent then; by default as long.
         begins: it was one of the first trainers, and begins the job if that has not begun.
         take_servers: called with the servers that the job has, before `digest`.
+        has_ended: whether the job has ended, so that server 0 answers no more.
 
     Raises:
         ConnectError: server 0 does not answer.
@@ -83,6 +85,10 @@ def join_job(
             number=number, clock=clock, within_s=2 * _ASK_S,
         )  # fmt: skip
         if answer is None:
+            if has_ended():
+                what = f"job '{job}' ended before this process could join it"
+                raise ConnectError(what, hint="its result lacks nothing")
+            wait.look(lambda: f"waits for server 0, to join job '{job}'")
             if clock() - heard > limit_s:
                 what = f"server 0 does not answer for {limit_s:.0f} s"
                 raise ConnectError(what, hint="a process joins a job that runs")
