@@ -74,7 +74,10 @@ def test_a_server_that_is_gone_is_named(mode: str, tmp_path: Path) -> None:
 
 def test_a_trainer_that_is_gone_is_named_by_those_who_exchange(tmp_path: Path) -> None:
     words = ("--steps=500", "--pause=0.05")
-    geo, fl = (Jobs(tmp_path / m, options=[*options(m), *words]) for m in ("geo", "fl"))
+    # Two jobs start at once here, which may take longer than a step.
+    geo, fl = (
+        Jobs(tmp_path / m, options=[*options(m), *words], step_s=30.0) for m in ("geo", "fl")
+    )
     with geo, fl:
         pairs = [(jobs.server(), *jobs.all_trainers()) for jobs in (geo, fl)]
         for _, left, killed in pairs:
