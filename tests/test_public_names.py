@@ -210,6 +210,9 @@ PUBLIC = {
     "jaxfleet.launch": """
         CollectiveJob Job Nodes PORT_TAKEN launch launch_ranks
     """,
+    "jaxfleet.launch.engines": """
+        any_machines Batch batch_script Request Resources submit
+    """,
     "jaxfleet.lower": """
         all_to_device AXIS bind_sizes compute_in_place cut_axes device_count device_mesh
         ExecutableCache host_type HostType inputs_of Interface is_key Layout lower_block

@@ -6,111 +6,17 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.env import SaveInterval, read_job
+from jaxfleet.cli.launch_options import OF_ANY, OF_CLUSTERS, OF_COLLECTIVE, OF_SERVERS, Option
+from jaxfleet.env import read_job
 from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
+from jaxfleet.launch.engines import Batch, Request, Resources, any_machines, batch_script, submit
 from jaxfleet.launch.placement import seen_gpus, selected_gpus
-
-
-@dataclass(frozen=True)
-class Option:
-    """A command-line option that sets a field of a job."""
-
-    flag: str
-    name: str
-    help: str
-    metavar: str = ""
-    type: Callable[[str], Any] = str
-
-    def add_to(self, parser: Any) -> None:
-        if not self.metavar:
-            parser.add_argument(self.flag, dest=self.name, action="store_true", help=self.help)
-            return
-        parser.add_argument(
-            self.flag, dest=self.name, metavar=self.metavar, type=self.type, help=self.help
-        )
-
-
-def _interval(text: str) -> SaveInterval:
-    try:
-        return SaveInterval.parse(text)
-    except StrategyError as error:
-        raise argparse.ArgumentTypeError(f"{error}; write 300s, 5m, 1h or 100steps") from None
-
-
-def _numbers(text: str) -> tuple[int | None, int]:
-    """Returns the least number of processes, if given, and that at first: `4`, `1:4`."""
-    least, colon, most = text.rpartition(":")
-    try:
-        return int(least) if colon else None, int(most)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write 4, or 1:4") from None
-
-
-def _folders(text: str) -> tuple[Path, ...]:
-    return tuple(Path(word) for word in text.split(os.pathsep) if word)
-
-
-OF_ANY = (
-    Option("--job", "name", "the job's id", "ID"),
-    Option("--nodes", "nodes", "the job's machines, by name or address, in order", "A,B"),
-    Option("--node", "node", "which of them this one is", "A"),
-    Option("--port", "port", "of the first process that listens; free ones unless given; "
-           "6170 on several machines", "P", int),
-    Option("--log-dir", "log_dir", "write every process's output to a file too", "DIR", Path),
-    Option("--secret-file", "secret_file", "the secret that the job's processes share; a new one "
-           "unless given, which several machines need", "FILE", Path),
-    Option("--insecure", "insecure", "no secret: whoever reaches its ports can take part in the "
-           "job, and have its servers write files"),
-    Option("--timeout", "timeout_s", "stop all after S seconds", "S", float),
-    Option("--grace", "grace_s", "seconds between SIGTERM and SIGKILL when processes are ended (5)",
-           "S", float),
-    Option("--threads", "threads", "threads that each process computes with", "N", int),
-    Option("--max-restarts", "max_restarts", "how often the whole job is started again after a "
-           "failure that nothing else mends (0)", "N", int),
-    Option("--save-every", "save_every", "let steps write a checkpoint of the whole job that "
-           "often, such as 5m, 300s or 100steps; step.resume(state) goes on from the last", "T",
-           _interval),
-    Option("--save-to", "save_to", "where, in a folder of the job's name; by default in the "
-           "servers' --checkpoint-dir, or where the launch removes them at its end", "DIR", Path),
-    Option("--save-keep", "save_keep", "how many of them to keep (3)", "N", int),
-)  # fmt: skip
-
-OF_SERVERS = (
-    Option("--servers", "servers", "how many servers in all, 1 unless given", "N", int),
-    Option("--trainers", "trainers", "how many trainers in all, 1 unless given; MIN:N lets the job "
-           "go on without those that die, if strategy.on_trainer_lost is 'continue'", "N",
-           _numbers),
-    Option("--checkpoint-dir", "checkpoint_dir", "where servers keep their checkpoints",
-           "DIR", Path),
-    Option("--save-dir", "save_dirs", "servers write and read what step.save and step.restore name "
-           f"below this folder alone ({os.pathsep} between several; the working directory)",
-           "DIR", _folders),
-    Option("--restarts", "restarts", "how often a dead server is started again (3)", "N", int),
-    Option("--trainer-restarts", "trainer_restarts", "how often a dead trainer is started again "
-           "(0); the others wait for it if strategy.on_trainer_lost is 'wait'", "N", int),
-    Option("--spares", "spares", "processes that wait to take a dead server's place (1)",
-           "N", int),
-    Option("--server-return", "server_return_s",
-           "trainers wait S seconds for a dead server to be back (60)", "S", float),
-    Option("--servers-run-script", "servers_run_script",
-           "servers run SCRIPT too, as fluid's scripts expect: it reads its role"),
-)  # fmt: skip
-
-OF_COLLECTIVE = (
-    Option("--nproc", "nproc", "how many ranks each machine has, and no servers; MIN:MAX lets it "
-           "start again with fewer, without those that were lost", "N", _numbers),
-    Option("--min-nodes", "min_nodes", "how many of --nodes are enough for a start; all unless "
-           "given", "N", int),
-    Option("--devices-per-process", "cpu_devices",
-           "how many devices the CPU stands in for in each rank", "D", int),
-    Option("--gpus", "gpus", "the GPUs that ranks share out; all unless given", "0,1"),
-)  # fmt: skip
 
 _USAGE = "jaxfleet launch [OPTIONS] (SCRIPT | -m MODULE) [ARGS...]"
 _ABOUT = """\
@@ -136,6 +42,7 @@ def add_parser(commands: Any, about: str) -> None:
         ("of any job", OF_ANY),
         ("with servers", OF_SERVERS),
         ("collective", OF_COLLECTIVE),
+        ("on a cluster", OF_CLUSTERS),
     ):
         group = parser.add_argument_group(title)
         for option in options:
@@ -156,9 +63,14 @@ def run(args: argparse.Namespace) -> int:
     command = _command(args.script, args.args, module=given.get("module", False), under=under)
     if "nproc" in given:
         _refuse(given, OF_SERVERS, "a collective job has no servers; leave --nproc out for some")
-        status = launch_ranks(_collective_job(command, given))
     else:
         _refuse(given, OF_COLLECTIVE, "it is of collective jobs: give --nproc too")
+    if "engine" in given:
+        return _on_cluster(command, given)
+    _refuse(given, OF_CLUSTERS, "it is of jobs on a cluster: give --on slurm too")
+    if "nproc" in given:
+        status = launch_ranks(_collective_job(command, given))
+    else:
         status = launch(_job(command, given))
     if status == 128 + signal.SIGPIPE:  # nothing reads stdout, so drop the rest of its buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -170,6 +82,50 @@ def _refuse(given: Mapping[str, Any], options: Sequence[Option], hint: str) -> N
     for option in options:
         if option.name in given:
             raise StrategyError(f"{option.flag} does nothing here", hint=hint)
+
+
+_PLACES = ("node", "port")  # which the scheduler chooses
+_OF_BATCH = ("nodes", "name", "secret_file", "insecure")  # of which the batch script takes care
+
+
+def _on_cluster(command: tuple[str, ...], given: Mapping[str, Any]) -> int:
+    """Submits the job to a scheduler, or prints what it would be given; returns the exit status."""
+    if given["engine"] != "slurm":
+        what = f"there is no engine {given['engine']!r}"
+        raise StrategyError(what, hint="write --on slurm")
+    places = [option for option in OF_ANY if option.name in _PLACES]
+    _refuse(given, places, "the scheduler chooses machines and ports")
+    name = given.get("name", Path(given["script"]).stem)
+    script = batch_script(_request(command, given), Batch(name, given.get("sbatch", ())))
+    if given.get("dry_run", False):
+        print(script, end="")
+        return 0
+    job = submit(script)
+    print(f"SLURM has job {job}; its output goes to {name}-{job}.log, and scancel {job} ends it")
+    return 0
+
+
+def _request(command: tuple[str, ...], given: Mapping[str, Any]) -> Request:
+    """Returns what the scheduler is asked for; the job is checked here, and again by launches."""
+    machines = given.get("nodes", "1")
+    if not machines.isdecimal():
+        hint = "with --on it is how many machines the job gets"
+        raise StrategyError(f"--nodes is {machines!r}", hint=hint)
+    insecure, secret_file = given.get("insecure", False), given.get("secret_file")
+    checked = {name: value for name, value in given.items() if name not in _OF_BATCH}
+    checked |= {"name": "checked", "machines": any_machines(int(machines)), "insecure": True}
+    options = [*OF_ANY, *OF_SERVERS, *OF_COLLECTIVE]
+    words = [word for option in options if option.name not in _OF_BATCH
+             for word in option.words(given)]  # fmt: skip
+    words += [flag for flag, name in (("--compat", "compat"), ("-m", "module")) if given.get(name)]
+    asked = {each.name: given[each.name] for each in fields(Resources) if each.name in given}
+    return Request(
+        _collective_job(command, checked) if "nproc" in given else _job(command, checked),
+        (*words, given["script"], *given["args"]),
+        Resources(**asked),
+        secret_file=None if insecure else secret_file or read_job().secret_file,
+        insecure=insecure,
+    )
 
 
 def _job(command: tuple[str, ...], given: Mapping[str, Any]) -> Job:
@@ -202,6 +158,8 @@ def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, An
     picked = {option.name: given[option.name] for option in options if option.name in given}
     if "secret_file" not in picked and "insecure" not in picked:
         picked["secret_file"] = read_job().secret_file
+    if "machines" in given:
+        return picked | {"nodes": given["machines"]}
     names, own = picked.pop("nodes", None), picked.pop("node", None)
     if names is None and own is None:
         return picked

@@ -38,7 +38,7 @@ OF_CONTAINER = {
 }
 OF_SBATCH = {
     *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "time"),
-    *("requeue", "no-requeue", "output"),
+    *("requeue", "no-requeue", "output", "open-mode"),
 }
 
 pytestmark = pytest.mark.processes
