@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "munged")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "munged", "setpriv")
 _UP_S, _END_S = 30.0, 10.0
 _CONFIG = """\
 ClusterName=jaxfleet
@@ -91,12 +91,20 @@ class SlurmCluster:
         """Starts a machine, again if it was lost."""
         with (self.folder / f"{machine}.log").open("ab") as log:
             self.daemons[machine] = subprocess.Popen(
-                [_path("slurmd"), "-D", "-N", machine], env=self.environment, stdout=log, stderr=log
+                [*_with_us("slurmd"), "-D", "-N", machine],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
 
 
 def _path(program: str) -> str:
     return shutil.which(program) or program
+
+
+def _with_us(program: str) -> tuple[str, ...]:
+    """Returns the words that start a program which ends when this process is killed."""
+    return _path("setpriv"), "--pdeathsig=TERM", "--", _path(program)
 
 
 def _below(machine: str) -> list[int]:
@@ -148,7 +156,7 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
         _start_munge(stack)
         with (folder / "slurmctld.log").open("wb") as log:
             controller = subprocess.Popen(
-                [_path("slurmctld"), "-D"], env=environment, stdout=log, stderr=log
+                [*_with_us("slurmctld"), "-D"], env=environment, stdout=log, stderr=log
             )
         cluster = SlurmCluster(folder, machines, environment, {"controller": controller})
         stack.callback(_end, cluster.daemons)
@@ -167,7 +175,14 @@ def _start_munge(stack: ExitStack) -> None:
         return
     Path("/run/munge").mkdir(mode=0o755, exist_ok=True)
     shutil.chown("/run/munge", "munge", "munge")
-    words = [_path("setpriv"), "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "-F"]
+    words = [
+        *_with_us("setpriv"),
+        "--reuid=munge",
+        "--regid=munge",
+        "--clear-groups",
+        "munged",
+        "-F",
+    ]
     stack.callback(_end, {"munged": subprocess.Popen(words)})
 
 
