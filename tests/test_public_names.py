@@ -70,8 +70,7 @@ PUBLIC = {
         ended_file enter_environment Environment has_job_ended is_private JobName MOVING
         periodic_saves_environment PeriodicSaves prepend_python_path preset_flag PserverRole
         Rank rank_environment read_cache_dir read_check_nan_inf read_cloud_nodes read_cluster
-        read_cpu_num
-        read_environment read_job read_meeting_dir read_metrics_host read_metrics_port
+        read_cpu_num read_environment read_job read_meeting_dir read_metrics_host read_metrics_port
         read_periodic_saves read_rank read_restart read_roles read_rpc_deadline_ms
         read_selected_gpus read_shows_progress read_started read_trace_dir read_visible_gpus
         rpc_threads runtime_dir SaveInterval says_how_many_cpu_devices Started wants_gpus

@@ -113,7 +113,8 @@ def _request(command: tuple[str, ...], given: Mapping[str, Any]) -> Request:
         raise StrategyError(f"--nodes is {machines!r}", hint=hint)
     insecure, secret_file = given.get("insecure", False), given.get("secret_file")
     checked = {name: value for name, value in given.items() if name not in _OF_BATCH}
-    checked |= {"name": "checked", "machines": any_machines(int(machines)), "insecure": True}
+    names = any_machines(int(machines)).names
+    checked |= {"name": "checked", "nodes": ",".join(names), "node": names[0], "insecure": True}
     options = [*OF_ANY, *OF_SERVERS, *OF_COLLECTIVE]
     words = [word for option in options if option.name not in _OF_BATCH
              for word in option.words(given)]  # fmt: skip
@@ -158,8 +159,6 @@ def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, An
     picked = {option.name: given[option.name] for option in options if option.name in given}
     if "secret_file" not in picked and "insecure" not in picked:
         picked["secret_file"] = read_job().secret_file
-    if "machines" in given:
-        return picked | {"nodes": given["machines"]}
     names, own = picked.pop("nodes", None), picked.pop("node", None)
     if names is None and own is None:
         return picked

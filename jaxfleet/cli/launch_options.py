@@ -61,12 +61,12 @@ def _numbers_text(numbers: tuple[int | None, int]) -> str:
     return str(most) if least is None else f"{least}:{most}"
 
 
-def _folders_text(folders: Sequence[Path]) -> str:
-    return os.pathsep.join(map(str, folders))
-
-
 def _folders(text: str) -> tuple[Path, ...]:
     return tuple(Path(word) for word in text.split(os.pathsep) if word)
+
+
+def _folders_text(folders: Sequence[Path]) -> str:
+    return os.pathsep.join(map(str, folders))
 
 
 def _words(text: str) -> tuple[str, ...]:

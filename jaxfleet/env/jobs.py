@@ -77,7 +77,7 @@ def ended_file(meeting: Path) -> Path:
 
 
 def has_job_ended() -> bool:
-    """Whether the launch of this process has said that the servers of the job have ended."""
+    """Whether the launch of this process reports that the servers of the job have ended."""
     meeting = read_meeting_dir()
     return meeting is not None and ended_file(meeting).exists()
 

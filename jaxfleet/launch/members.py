@@ -91,7 +91,7 @@ class Members:
 
     @property
     def have_served(self) -> bool:
-        """Whether all servers have ended well, so that nobody can join the job any more."""
+        """Whether all servers have ended well, so that no process can join the job any more."""
         servers = self.servers.values()
         return bool(servers) and all(server.status == 0 for server in servers)
 
@@ -102,7 +102,7 @@ class Members:
 
     @property
     def _ended_file(self) -> Path | None:
-        """Says to joiners that the job is done; only a job on one machine has any."""
+        """Reports the end of the job to joiners, which only a job on one machine has."""
         meeting = self._folders.meeting
         return None if meeting is None or self._job.nodes.several else ended_file(meeting)
 

@@ -82,7 +82,7 @@ class SlurmCluster:
         """Kills all processes of a machine at once, as a loss of power does."""
         daemon = self.daemons[machine]
         lost = [daemon.pid, *_below(machine)]
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody may report another's end
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # no process may report the end of another
             for pid in lost:
                 os.kill(pid, number)
         daemon.wait(_END_S)

@@ -86,7 +86,7 @@ def test_options_reach_the_launch_of_every_machine_as_they_were_given(
         ("--on slurm --node a train.py", "--node does nothing here"),
         ("--on slurm --sbatch nodes=3 train.py", "--sbatch nodes=3 contradicts the job"),
         ("--on slurm --sbatch Time:3 train.py", "'Time:3' is not an option of sbatch"),
-        ("--on slurm --job a/b train.py", "'a/b' is no name for a batch job"),
+        ("--on slurm --job a/b train.py", "'a/b' is not a valid name for a batch job"),
         ("--on slurm --trainers 0 train.py", "trainers is 0"),
         ("--on slurm --nodes 2 --trainers 1:2 train.py", "how many trainers of other machines"),
         ("--on slurm --gpus-per-trainer -1 train.py", "gpus per trainer is -1"),
@@ -105,7 +105,7 @@ def test_what_cannot_run_is_refused_before_it_is_submitted(
 def test_bash_reads_the_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "two words.py").touch()
     assert main(["launch", "--on", "slurm", "--dry-run", "two words.py", "it's", "$HOME"]) == 2
-    assert "'two words' is no name for a batch job" in capsys.readouterr().err
+    assert "'two words' is not a valid name for a batch job" in capsys.readouterr().err
     words = ["--job", "a", "two words.py", "it's", "$HOME"]
     assert main(["launch", "--on", "slurm", "--dry-run", *words]) == 0
     text = capsys.readouterr().out

@@ -86,7 +86,8 @@ class Request:
     def goes_on(self) -> bool:
         """Whether the job, started again, goes on from checkpoints that outlive its launches.
 
-        Servers' own checkpoints are of one step each, so a script that resumes needs periodic ones.
+        Periodic ones do. From servers' own a job goes on too, but not if it dies at step 0: a
+        script then begins with a state of its own, which they refuse.
         """
         return self.job.save_every is not None and self.job.save_to is not None
 
@@ -95,7 +96,7 @@ def any_machines(count: int) -> Nodes:
     """Returns that many machines without names of their own, of which this is the first.
 
     Raises:
-        StrategyError: there is none.
+        StrategyError: the count is below 1.
     """
     if count < 1:
         raise StrategyError(f"a job on {count} machines", hint="--nodes is how many there are")

@@ -40,7 +40,7 @@ class Batch:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             hint = "use letters, digits, and . _ -"
-            raise StrategyError(f"{self.name!r} is no name for a batch job", hint=hint)
+            raise StrategyError(f"{self.name!r} is not a valid name for a batch job", hint=hint)
         for each in self.directives:
             if not _DIRECTIVE.fullmatch(each):
                 hint = "write --sbatch time=01:00:00, without dashes and spaces"
@@ -69,23 +69,24 @@ def batch_script(request: Request, batch: Batch) -> str:
     #SBATCH --output=digits-%j.log
     #SBATCH --open-mode=append
     """
-    own, exported = "--insecure", "NODES PORT"
-    made: list[str] = []
-    secret = request.secret_file
+    variables = {
+        "NODES": '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)',
+        "PORT": f"{_port(request.ports)} # other jobs may run on these machines",
+    }
+    secret, option = request.secret_file, "--insecure"
     if not request.insecure:
-        own, exported = '--secret-file "$SECRET"', "NODES PORT SECRET"
-        named = f"$PWD/{batch.name}-$SLURM_JOB_ID.secret" if secret is None else _quoted(secret)
-        made.append(f"SECRET={named}")
+        option = '--secret-file "$SECRET"'
+        variables["SECRET"] = (
+            f"$PWD/{batch.name}-$SLURM_JOB_ID.secret" if secret is None else _quoted(secret)
+        )
     lines = [
         "#!/usr/bin/env bash",
         "# A job of jaxfleet, as `jaxfleet launch --on slurm --dry-run` wrote it; sbatch takes it.",
         *(f"#SBATCH --{each}" for each in _directives(request, batch)),
         "set -euo pipefail",
         "",
-        'NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)',
-        f"PORT={_port(request.ports)} # other jobs may run on these machines",
-        *made,
-        f"export {exported}",
+        *(f"{name}={value}" for name, value in variables.items()),
+        f"export {' '.join(variables)}",
         "",
     ]
     if secret is None and not request.insecure:
@@ -96,7 +97,7 @@ def batch_script(request: Request, batch: Batch) -> str:
             "# One task on each machine, which gets its name from SLURMD_NODENAME.",
             "srun --kill-on-bad-exit=1 bash -c '",
             '  exec jaxfleet launch --job "slurm-$SLURM_JOB_ID" --nodes "$NODES" \\',
-            f'    --node "$SLURMD_NODENAME" --port "$PORT" {own} "$@"',
+            f'    --node "$SLURMD_NODENAME" --port "$PORT" {option} "$@"',
             f"' launch {' '.join(map(shlex.quote, request.words))}",
             "",
         ]

@@ -159,8 +159,8 @@ class MoveSender:
         if known.is_level or self.heartbeat is None:
             return known.is_level
         heard = self.heartbeat.pulse(server).last_heard_s
-        known_s = max(self._strange.get(server, -math.inf), -math.inf if heard is None else heard)
-        return self.clock() - known_s < _BYE_S
+        heard_s = max(self._strange.get(server, -math.inf), -math.inf if heard is None else heard)
+        return self.clock() - heard_s < _BYE_S
 
     def _is_new(self, server: int) -> bool:
         """Whether a server has not greeted this trainer since it was started or begun anew."""
